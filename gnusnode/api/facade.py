@@ -1,0 +1,74 @@
+"""All that the HTTP layer knows of a node. The daemon implements it; a heavy ingress can put it behind a socket."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import trio
+from prometheus_client import CollectorRegistry
+
+from gnusnode.contracts.generation import EmbedRequest, EmbedResult
+from gnusnode.contracts.services import ChoiceDelta, ChoiceDone, PlanMade, PlanView, TaskDone, TaskRequest
+
+
+@dataclass(frozen=True)
+class ModelCard:
+    """A name that ``model`` may take in a request."""
+
+    id: str
+    created: int
+    """Unix seconds."""
+    owned_by: str
+    generates: bool
+    embeds: bool
+    artifact_hash: str | None = None
+    n_ctx: int | None = None
+    state: str = "ready"
+
+
+@dataclass(frozen=True)
+class Readiness:
+    """Whether the node can do what its roles promise; ``reasons`` maps a role or part to why it cannot (yet)."""
+
+    ready: bool
+    reasons: dict[str, str] = field(default_factory=dict)
+
+
+class NodeFacade(Protocol):
+    """A running node as the API sees it. Errors are ``gnusnode.errors``."""
+
+    peer_id: str
+    metrics: CollectorRegistry
+    stopping: trio.Event
+    """Set when the node begins to shut down: open streams end with an error event."""
+
+    def models(self) -> list[ModelCard]: ...
+
+    def readiness(self) -> Readiness: ...
+
+    def status(self) -> dict[str, Any]:
+        """What ``gnusnode status`` shows; plain JSON."""
+        ...
+
+    def chat(
+        self, request: TaskRequest, *, deadline: float, traceparent: str | None = None
+    ) -> AbstractAsyncContextManager[AsyncIterator[PlanMade | ChoiceDelta | ChoiceDone | TaskDone]]:
+        """Runs a task; leaving the context stops it. ``deadline`` is ``time.monotonic()`` based."""
+        ...
+
+    async def embed(self, model: str, request: EmbedRequest, *, deadline: float) -> EmbedResult: ...
+
+    async def plan(self, request_id: str) -> PlanView:
+        """Raises ``NotFound`` when this node has no such request."""
+        ...
+
+    def request_stop(self) -> None:
+        """Begins an orderly shutdown; returns at once."""
+        ...
+
+    async def bugreport(self) -> dict[str, Any]:
+        """Redacted configuration, versions, last events, task tree."""
+        ...

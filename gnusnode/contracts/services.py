@@ -1,0 +1,215 @@
+"""The services of a node: which methods exist, what they take and what they give (spec 18.1.5.1).
+
+Errors of every method are ``gnusnode.errors`` codes. A role implements the handlers; nobody imports a role to call it.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar, Final, Literal
+
+from pydantic import Field, StringConstraints, TypeAdapter
+
+from gnusnode.contracts.base import Record
+from gnusnode.contracts.expert import ExpertOutput
+from gnusnode.contracts.generation import (
+    ClassifyRequest,
+    ClassifyResult,
+    Delta,
+    EmbedRequest,
+    EmbedResult,
+    EngineInfo,
+    GenerateRequest,
+    ScoreRequest,
+    ScoreResult,
+    Timing,
+    Usage,
+)
+from gnusnode.contracts.ids import Name, PeerId, Sha256, Uuid
+from gnusnode.contracts.methods import StreamMethod, UnaryMethod
+from gnusnode.contracts.plan import ExecutionPlan
+from gnusnode.contracts.policy import PolicyEnvelope
+from gnusnode.contracts.tools import ToolProposal
+
+MAX_CHOICES: Final = 8
+
+
+class ToolSpec(Record):
+    """A function that the client offers: the expert may propose calls to it and never runs it."""
+
+    record_name: ClassVar[str] = "tool-spec"
+
+    name: Annotated[str, StringConstraints(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
+    description: Annotated[str, StringConstraints(max_length=4096)] = ""
+    parameters: dict[str, Any] = {}
+    """JSON Schema of the arguments, of our bounded subset."""
+
+
+class TaskRequest(Record):
+    """A user's request as ingress hands it to the router."""
+
+    record_name: ClassVar[str] = "task-request"
+    max_bytes: ClassVar[int] = 8 * 1024 * 1024
+
+    model: Name
+    """``gnus`` or ``gnus-auto``: the router decides; else the name of a model or expert."""
+    generation: GenerateRequest
+    choices: Annotated[int, Field(ge=1, le=MAX_CHOICES)] = 1
+    tools: Annotated[tuple[ToolSpec, ...], Field(max_length=64)] = ()
+    tool_choice: Annotated[str, StringConstraints(max_length=64)] = "auto"
+    """``auto``, ``none``, ``required`` or the name of one tool."""
+    policy: PolicyEnvelope
+
+
+class PlanMade(Record):
+    """The signed plan under which everything after it happens."""
+
+    record_name: ClassVar[str] = "task-plan"
+
+    kind: Literal["plan"] = "plan"
+    plan: ExecutionPlan
+    model: Name
+    """The model that will answer first."""
+    confidence: float
+    """The router's confidence in its classification, 0 to 1."""
+    reasons: tuple[str, ...] = ()
+    """Why: one line each for intent, domain, risk, mode and expert."""
+
+
+class ChoiceDelta(Record):
+    record_name: ClassVar[str] = "task-delta"
+
+    kind: Literal["delta"] = "delta"
+    index: int
+    delta: Delta
+
+
+class ChoiceDone(Record):
+    """One choice is complete. ``output`` is the expert's signed package, tool proposals included."""
+
+    record_name: ClassVar[str] = "task-choice"
+
+    kind: Literal["choice"] = "choice"
+    index: int
+    finish_reason: Literal["stop", "length", "tool_calls"]
+    tool_calls: tuple[ToolProposal, ...] = ()
+    output: ExpertOutput
+    usage: Usage
+    timing: Timing
+    resumed: bool = False
+    """Another node took over in the middle of this answer."""
+
+
+class TaskDone(Record):
+    """The last event of a task that ended well."""
+
+    record_name: ClassVar[str] = "task-done"
+
+    kind: Literal["done"] = "done"
+    usage: Usage
+    node: PeerId
+    """Who answered."""
+    plan_digest: Sha256
+    stages_ms: dict[str, float] = {}
+    """Milliseconds per stage, by the router's own clock."""
+
+
+TaskEvent = Annotated[PlanMade | ChoiceDelta | ChoiceDone | TaskDone, Field(discriminator="kind")]
+TASK_EVENTS: Final[TypeAdapter[PlanMade | ChoiceDelta | ChoiceDone | TaskDone]] = TypeAdapter(TaskEvent)
+
+
+class DraftRequest(Record):
+    """What the router asks of an expert. The plan is the authority; the expert verifies it before it works."""
+
+    record_name: ClassVar[str] = "draft-request"
+    max_bytes: ClassVar[int] = 8 * 1024 * 1024
+
+    plan: ExecutionPlan
+    expert_id: Name
+    expert_role: Name
+    model: Name
+    generation: GenerateRequest
+    choices: Annotated[int, Field(ge=1, le=MAX_CHOICES)] = 1
+    tools: tuple[ToolSpec, ...] = ()
+    tool_choice: str = "auto"
+
+
+DraftEvent = Annotated[ChoiceDelta | ChoiceDone, Field(discriminator="kind")]
+DRAFT_EVENTS: Final[TypeAdapter[ChoiceDelta | ChoiceDone]] = TypeAdapter(DraftEvent)
+
+
+class ModelCall(Record):
+    """A request to one model of an expert service."""
+
+    record_name: ClassVar[str] = "model-call"
+    max_bytes: ClassVar[int] = 8 * 1024 * 1024
+
+    model: Name = "default"
+    classify: ClassifyRequest | None = None
+    score: ScoreRequest | None = None
+    embed: EmbedRequest | None = None
+
+
+class Empty(Record):
+    record_name: ClassVar[str] = "empty"
+
+
+class ExpertCard(Record):
+    """An expert that a service hosts: what the router chooses from."""
+
+    record_name: ClassVar[str] = "expert-card"
+
+    expert_id: Name
+    version: Name
+    service: Literal["core", "elm"]
+    role: Name
+    domains: tuple[Name, ...] = ()
+    capabilities: tuple[Name, ...] = ()
+    engine: EngineInfo
+    peer: PeerId
+
+
+class ExpertList(Record):
+    record_name: ClassVar[str] = "expert-list"
+    max_bytes: ClassVar[int] = 4 * 1024 * 1024
+
+    experts: tuple[ExpertCard, ...]
+
+
+class PlanQuery(Record):
+    record_name: ClassVar[str] = "plan-query"
+
+    request_id: Uuid
+
+
+class PlanView(Record):
+    """The records of one request, each verifiable on its own."""
+
+    record_name: ClassVar[str] = "plan-view"
+    max_bytes: ClassVar[int] = 8 * 1024 * 1024
+
+    request_id: Uuid
+    plan: ExecutionPlan
+    outputs: tuple[ExpertOutput, ...] = ()
+    reasons: tuple[str, ...] = ()
+    state: Literal["running", "done", "failed"]
+    error: dict[str, Any] | None = None
+    stages_ms: dict[str, float] = {}
+
+
+INGRESS_CHAT: Final = StreamMethod("ingress", "chat", TaskRequest, TASK_EVENTS)
+INGRESS_EMBED: Final = UnaryMethod("ingress", "embed", ModelCall, EmbedResult)
+INGRESS_PLAN: Final = UnaryMethod("ingress", "plan", PlanQuery, PlanView)
+
+ROUTER_RUN: Final = StreamMethod("router", "run", TaskRequest, TASK_EVENTS)
+
+CORE_DRAFT: Final = StreamMethod("core", "draft", DraftRequest, DRAFT_EVENTS)
+CORE_CLASSIFY: Final = UnaryMethod("core", "classify", ModelCall, ClassifyResult)
+CORE_SCORE: Final = UnaryMethod("core", "score", ModelCall, ScoreResult)
+CORE_EMBED: Final = UnaryMethod("core", "embed", ModelCall, EmbedResult)
+CORE_EXPERTS: Final = UnaryMethod("core", "experts", Empty, ExpertList)
+
+ELM_DRAFT: Final = StreamMethod("elm", "draft", DraftRequest, DRAFT_EVENTS)
+ELM_CLASSIFY: Final = UnaryMethod("elm", "classify", ModelCall, ClassifyResult)
+ELM_SCORE: Final = UnaryMethod("elm", "score", ModelCall, ScoreResult)
+ELM_EMBED: Final = UnaryMethod("elm", "embed", ModelCall, EmbedResult)
+ELM_EXPERTS: Final = UnaryMethod("elm", "experts", Empty, ExpertList)
