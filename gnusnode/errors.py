@@ -16,6 +16,7 @@ status and the exit code; an instance says *what* went wrong, *where*, and *what
     │   ├── MethodNotAllowed    405
     │   ├── Conflict            409
     │   ├── TooLarge            413
+    │   ├── MisdirectedRequest  421  a Host that is not ours
     │   ├── Unprocessable       422  well-formed JSON of the wrong shape
     │   └── RateLimited         429
     ├── Unavailable             503  try again, here or elsewhere
@@ -38,6 +39,8 @@ status and the exit code; an instance says *what* went wrong, *where*, and *what
 
 from __future__ import annotations
 
+import errno
+from os import PathLike, fspath
 from typing import Any, ClassVar, Final, Self
 
 MAX_TEXT: Final = 2000
@@ -190,6 +193,12 @@ class TooLarge(RequestError):
     status = 413
 
 
+class MisdirectedRequest(RequestError):
+    code = "misdirected_request"
+    status = 421
+    exit_code = 1
+
+
 class Unprocessable(RequestError):
     code = "unprocessable"
     status = 422
@@ -290,3 +299,26 @@ class DiskFull(DataError):
 
 class InternalError(GnusError):
     code = "internal_error"
+
+
+# --- from the operating system ------------------------------------------------------------------------------------------
+
+_STORAGE_HINTS: Final = {
+    errno.EACCES: "check owner and mode of the path, or choose another --home",
+    errno.EPERM: "check owner and mode of the path, or choose another --home",
+    errno.EROFS: "the file system is mounted read-only: remount it, or choose another --home",
+    errno.EEXIST: "something else has this name: move it away",
+    errno.ENOTDIR: "a file stands where a directory is needed: move it away",
+    errno.EISDIR: "a directory stands where a file is needed: move it away",
+    errno.ENAMETOOLONG: "choose a shorter --home",
+    errno.EIO: "the disk reports an error: check it, then restore from a backup",
+}
+
+
+def storage_error(error: OSError, path: str | PathLike[str], what: str) -> DataError:
+    """The typed error of a failed file operation on our own state: ``what`` was tried on ``path``, and what helps."""
+    reason = f"{what}: {error.strerror or error}"
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return DiskFull(reason, where=fspath(path), hint="free some space and start again; nothing was lost")
+    hint = _STORAGE_HINTS.get(error.errno or 0, "choose another --home if this one cannot be used")
+    return DataError(reason, where=fspath(path), hint=hint)

@@ -51,13 +51,22 @@ class Record(BaseModel):
         """
         try:
             plain = canonical.decode(data, max_bytes=cls.max_bytes)
-            record = cls.model_validate(plain)
-            same = record.to_bytes() == data
         except canonical.NotCanonical as error:
             raise MalformedRecord(f"{cls.__name__}: {error}") from error
+        return cls.from_plain(plain, data)
+
+    @classmethod
+    def from_plain(cls, plain: object, data: bytes) -> Self:
+        """The record of the plain form ``plain``, which is what ``canonical.decode`` made of ``data``.
+
+        Raises:
+            MalformedRecord: wrong fields, wrong types, limits exceeded.
+        """
+        try:
+            record = cls.model_validate(plain)
         except ValidationError as error:
             raise MalformedRecord(f"{cls.__name__}: {describe(error)}") from error
-        if not same:
+        if canonical.encode_known(record.to_plain()) != data:
             # A value that validation had to coerce, or a field left to its default: not what was signed.
             raise MalformedRecord(f"{cls.__name__}: a field is missing or of another type than its schema says")
         return record
@@ -68,6 +77,8 @@ class SignedRecord(Record):
 
     signature_field: ClassVar[str] = "signature"
     signer_field: ClassVar[str] = "signer"
+    issued_field: ClassVar[str] = "issued_at_ms"
+    expires_field: ClassVar[str] = "expires_at_ms"
 
     @property
     def signature_text(self) -> str:
@@ -76,6 +87,16 @@ class SignedRecord(Record):
     @property
     def signer_peer(self) -> str:
         return getattr(self, self.signer_field)
+
+    @property
+    def issued_ms(self) -> int:
+        """When the signer says that it signed: milliseconds since the epoch."""
+        return getattr(self, self.issued_field)
+
+    @property
+    def expires_ms(self) -> int | None:
+        """From when on the record is no longer in force: milliseconds since the epoch; None: it stays."""
+        return getattr(self, self.expires_field, None)
 
     def payload(self) -> bytes:
         """The bytes that are signed: the canonical encoding without the signature field."""

@@ -1,13 +1,13 @@
 """Deterministic CBOR (RFC 8949 §4.2) over plain data, strict both ways.
 
-One value has one encoding: shortest integers and floats, definite lengths, sorted text keys, no tags. ``decode`` refuses
-every other spelling, so two nodes that agree on bytes agree on meaning and a hash names exactly one value.
+One value has one encoding: shortest integers and floats, definite lengths, sorted text keys, no tags. ``decode``
+refuses every other spelling, so two nodes that agree on bytes agree on meaning and a hash names exactly one value.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias, cast
 
 import cbor2
 
@@ -15,7 +15,7 @@ MAX_BYTES: Final = 4 * 1024 * 1024
 MAX_DEPTH: Final = 24
 _INT_RANGE: Final = (-(2**63), 2**63 - 1)
 
-Plain: TypeAlias = "None | bool | int | float | str | bytes | list[Plain] | dict[str, Plain]"
+Plain: TypeAlias = "bool | int | float | str | bytes | list[Plain] | dict[str, Plain] | None"
 """What a record may consist of."""
 
 
@@ -30,6 +30,11 @@ def encode(value: object) -> bytes:
         NotCanonical: a type, key, number or depth outside ``Plain``.
     """
     _check(value, MAX_DEPTH)
+    return encode_known(value)
+
+
+def encode_known(value: object) -> bytes:
+    """``encode`` without the check, for what is made of values that came out of ``decode``."""
     return cbor2.dumps(value, canonical=True)
 
 
@@ -55,6 +60,31 @@ def decode(data: bytes, *, max_bytes: int = MAX_BYTES) -> Any:
 def _check(value: object, depth: int) -> None:
     if depth < 0:
         raise NotCanonical(f"nested deeper than {MAX_DEPTH} levels")
+    if isinstance(value, dict):
+        for key, item in cast("dict[object, object]", value).items():
+            if not isinstance(key, str):
+                raise NotCanonical("a map key is not a text")
+            _check_text(key)
+            _check(item, depth - 1)
+    elif isinstance(value, list | tuple):
+        for item in cast("list[object]", value):
+            _check(item, depth - 1)
+    elif isinstance(value, str):
+        _check_text(value)
+    else:
+        _check_scalar(value)
+
+
+def _check_text(value: str) -> None:
+    if value.isascii():
+        return
+    try:
+        value.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise NotCanonical("a text holds a lone surrogate") from error
+
+
+def _check_scalar(value: object) -> None:
     match value:
         case None | bool() | bytes():
             pass
@@ -64,20 +94,5 @@ def _check(value: object, depth: int) -> None:
         case float():
             if not math.isfinite(value):
                 raise NotCanonical("NaN and infinities have no place in a record")
-        case str():
-            if not value.isascii():
-                try:
-                    value.encode("utf-8")
-                except UnicodeEncodeError as error:
-                    raise NotCanonical("a text holds a lone surrogate") from error
-        case list() | tuple():
-            for item in value:  # pyright: ignore[reportUnknownVariableType]
-                _check(item, depth - 1)  # pyright: ignore[reportUnknownArgumentType]
-        case dict():
-            for key, item in value.items():  # pyright: ignore[reportUnknownVariableType]
-                if not isinstance(key, str):
-                    raise NotCanonical("a map key is not a text")
-                _check(key, depth)
-                _check(item, depth - 1)  # pyright: ignore[reportUnknownArgumentType]
         case _:
             raise NotCanonical(f"a {type(value).__name__} has no place in a record")

@@ -1,7 +1,7 @@
 """The one signing scheme: Ed25519 over the DSSE pre-authentication encoding of a canonical payload.
 
-Source: https://github.com/secure-systems-lab/dsse (protocol.md). The type in the encoding keeps a signature of one record
-from passing as a signature of another.
+Source: https://github.com/secure-systems-lab/dsse (protocol.md). The type in the encoding keeps a signature of one
+record from passing as a signature of another.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def pre_authentication_encoding(kind: str, payload: bytes) -> bytes:
 
 def sign(signer: Signer, kind: str, payload: bytes) -> str:
     """``ed25519:<base64>`` over the pre-authentication encoding of ``payload``."""
-    return _PREFIX + base64.b64encode(signer.sign(pre_authentication_encoding(kind, payload))).decode("ascii")
+    return _spell(signer.sign(pre_authentication_encoding(kind, payload)))
 
 
 def verify(peer: str, kind: str, payload: bytes, signature: str) -> bool:
@@ -50,10 +50,15 @@ def verify(peer: str, kind: str, payload: bytes, signature: str) -> bool:
         raw = base64.b64decode(signature.removeprefix(_PREFIX), validate=True)
     except (ValueError, binascii.Error):
         return False
-    if not signature.startswith(_PREFIX) or len(raw) != 64:
+    if len(raw) != 64 or signature != _spell(raw):
         return False
     try:
         crypto_sign_open(raw + pre_authentication_encoding(kind, payload), key)
     except (CryptoError, ValueError):
         return False
     return True
+
+
+def _spell(raw: bytes) -> str:
+    # The one spelling: base64 decoders also accept others, and a signature must not have two.
+    return _PREFIX + base64.b64encode(raw).decode("ascii")

@@ -1,4 +1,4 @@
-"""What one asks of a language model and what it says back: the same records on the engine's pipe and on the swarm's rpc.
+"""What one asks of a language model and what it says back: the same records on the engine's pipe and on the rpc.
 
 Token ids are those of the artifact named by ``EngineInfo.artifact_hash``; log-probabilities are natural; times are
 milliseconds measured by the node that did the work.
@@ -19,6 +19,8 @@ MAX_TOKENS: Final = 1_000_000
 MAX_LABELS: Final = 32
 
 Text = Annotated[str, StringConstraints(max_length=MAX_TEXT_CHARS)]
+StopText = Annotated[str, StringConstraints(min_length=1, max_length=256)]
+Label = Annotated[str, StringConstraints(min_length=1, max_length=64)]
 TokenIds = Annotated[tuple[Annotated[int, Field(ge=0, lt=2**31)], ...], Field(max_length=MAX_TOKENS)]
 
 
@@ -38,7 +40,7 @@ class Message(Record):
 
 
 class Sampling(Record):
-    """The disclosed sampler chain. ``temperature`` 0 is greedy; ``seed`` is always set, so that a job can be replayed."""
+    """The disclosed sampler chain. ``temperature`` 0 is greedy; ``seed`` is always set: a job can be replayed."""
 
     record_name: ClassVar[str] = "sampling"
 
@@ -69,7 +71,7 @@ class Prompt(Record):
 
 
 class GenerateRequest(Record):
-    """One generation. ``resume_tokens`` were already delivered: they are prefilled, not sampled, and count as output."""
+    """One generation. ``resume_tokens`` were already delivered: prefilled, not sampled, and counted as output."""
 
     record_name: ClassVar[str] = "generate-request"
     max_bytes: ClassVar[int] = 8 * 1024 * 1024
@@ -78,7 +80,7 @@ class GenerateRequest(Record):
     prompt: Prompt
     max_tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS)]
     sampling: Sampling = Sampling()
-    stop: Annotated[tuple[Annotated[str, StringConstraints(min_length=1, max_length=256)], ...], Field(max_length=16)] = ()
+    stop: Annotated[tuple[StopText, ...], Field(max_length=16)] = ()
     resume_tokens: TokenIds = ()
     json_schema: dict[str, Any] | None = None
     """A schema of our bounded subset: the output is constrained to it; ``finish_reason=length`` makes it invalid."""
@@ -167,9 +169,7 @@ GenerateEvent = Annotated[Started | Delta | Done, Field(discriminator="kind")]
 
 
 class ClassifyRequest(Record):
-    """Which label continues the prompt best. ``calibrate`` subtracts the scores for a content-free input.
-
-    """
+    """Which label continues the prompt best. ``calibrate`` subtracts the scores for a content-free input."""
 
     record_name: ClassVar[str] = "classify-request"
 
@@ -179,7 +179,7 @@ class ClassifyRequest(Record):
     text: Text
     suffix: Text = ""
     """What stands between the text and the label, such as ``\\nTopic:``."""
-    labels: Annotated[tuple[Annotated[str, StringConstraints(min_length=1, max_length=64)], ...], Field(min_length=2, max_length=MAX_LABELS)]
+    labels: Annotated[tuple[Label, ...], Field(min_length=2, max_length=MAX_LABELS)]
     calibrate: bool = True
     tenant: Name = "local"
 
@@ -279,13 +279,13 @@ class EngineInfo(Record):
     gpu_layers: int = 0
     device: str = "cpu"
     determinism: Literal["A", "B", "C"] = "C"
-    """A: the canonical profile gives the same bytes on the same build; B: a valid continuation; C: neither is promised."""
+    """A: the canonical profile gives the same bytes on the same build; B: a valid continuation; C: neither."""
     template_warning: str = ""
     restarts: int = 0
     rss_bytes: int = 0
 
 
-# --- the confined child's only way out: the host ABI ---------------------------------------------------------------------
+# --- the confined child's only way out: the host ABI ------------------------------------------------------------------
 
 
 class CapabilityRequest(Record):

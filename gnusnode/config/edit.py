@@ -1,0 +1,80 @@
+"""Changing one option in the TOML file. Comments, order and all else stay as the user wrote them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, cast
+
+import tomlkit
+from pydantic import ValidationError
+from tomlkit.items import Table
+
+from gnusnode.config import explain, tomlfile
+from gnusnode.config.files import replace_file
+from gnusnode.config.options import Option, options
+from gnusnode.config.settings import Settings
+from gnusnode.errors import ConfigError, storage_error
+
+
+def set_value(path: Path, key: str, text: str) -> None:
+    """Sets the option ``key`` (dotted) to ``text`` in the file ``path``, which need not exist yet.
+
+    Lists are given by commas or as JSON. The file is changed only when its new content is valid as a whole.
+
+    Raises:
+        ConfigError: unknown key, wrong value, or a file that is not valid with it.
+        DataError, DiskFull: the file cannot be written.
+    """
+    option = options().get(key)
+    if option is None:
+        hint = explain.nearest(key, options()) or "`gnusnode config show` lists all options"
+        raise ConfigError(f"unknown key {key}", where="config set", hint=hint)
+    value = _typed(option, text)
+    old = tomlfile.read(path) if path.exists() else None
+    document = tomlkit.parse(old.text if old else "")
+    _put(document, key, value, path)
+    new = tomlkit.dumps(document)
+    _check(tomlfile.parse(new, path))
+    try:
+        replace_file(path, new.encode("utf-8"))
+    except OSError as error:
+        raise storage_error(error, path, "cannot write the configuration") from error
+
+
+def _typed(option: Option, text: str) -> Any:
+    """``text`` as the plain value that TOML holds for the option."""
+    try:
+        given = option.parse(text)
+        tree = Settings.model_validate(_nested(option.key, given)).model_dump(mode="json")
+    except ValidationError as error:
+        raise explain.config_error(error, lambda _path: "config set") from error
+    except ValueError as error:
+        raise ConfigError(f"{option.key}: {error}", where="config set") from error
+    for part in option.key.split("."):
+        tree = tree[part]
+    return tree
+
+
+def _nested(key: str, value: Any) -> dict[str, Any]:
+    section, dot, name = key.partition(".")
+    return {section: {name: value}} if dot else {section: value}
+
+
+def _put(document: tomlkit.TOMLDocument, key: str, value: Any, path: Path) -> None:
+    section, dot, name = key.partition(".")
+    if not dot:
+        document[section] = value
+        return
+    if section not in document:
+        document[section] = tomlkit.table()
+    table: Any = document[section]
+    if not isinstance(table, dict):
+        raise ConfigError(f"{section} is a section", where=str(path), hint=f"write [{section}]")
+    cast("Table", table)[name] = value
+
+
+def _check(file: tomlfile.TomlFile) -> None:
+    try:
+        Settings.model_validate(file.values)
+    except ValidationError as error:
+        raise explain.config_error(error, file.origin) from error

@@ -1,0 +1,171 @@
+"""Load a model, open a context on it, and find out how many threads serve it best."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+from gnusnode.contracts.generation import ContextProfile
+from gnusnode.errors import EngineFailed, ModelInvalid
+from gnusnode.inference.child.native import Batch, Context, NativeError, Vocab, lib
+from gnusnode.inference.frames import ChildSpec
+
+_ALL_LAYERS: Final = -1
+_PROBE_PROMPT: Final = 32
+_PROBE_STEPS: Final = 4
+_TIE: Final = 1.1
+"""More threads must be faster by this factor: a tie goes to fewer, which leaves the host some."""
+
+
+@dataclass(frozen=True)
+class Speed:
+    """Tokens per second, wall clock, of one stream."""
+
+    prefill: float
+    decode: float
+
+
+class Model:
+    """A loaded model file. Lives as long as the process: unloading is ending it.
+
+    Raises:
+        ModelInvalid: llama.cpp refused the file; ``last_words`` supplies its reason.
+    """
+
+    def __init__(self, spec: ChildSpec, last_words: Callable[[], str]) -> None:
+        lib.llama_backend_init()
+        params = lib.llama_model_default_params()
+        params.n_gpu_layers = spec.gpu_layers
+        params.check_tensors = spec.check_tensors
+        # Repacked weights take another path in prefill than in decode: other bits.
+        params.use_extra_bufts = spec.profile is ContextProfile.THROUGHPUT
+        handle = lib.llama_model_load_from_file(os.fsencode(spec.model_path), params)
+        if not handle:
+            raise ModelInvalid(
+                f"llama.cpp cannot load this model: {last_words() or 'no reason given'}",
+                where=spec.model_path,
+                hint="verify the file with `gnusnode models verify`",
+            )
+        self._handle: Any = handle
+        self._spec = spec
+        self._last_words = last_words
+        self.vocab = Vocab(handle)
+        self.n_ctx_train = int(lib.llama_model_n_ctx_train(handle))
+        self.embedding_size = int(lib.llama_model_n_embd_out(handle))
+        self.encoder_only = bool(lib.llama_model_has_encoder(handle)) and not lib.llama_model_has_decoder(handle)
+        self.forgets_partly = not (lib.llama_model_is_recurrent(handle) or lib.llama_model_is_hybrid(handle))
+        """Whether the tail of a sequence can be removed alone; recurrent state cannot be split."""
+        raw = lib.llama_model_chat_template(handle, None)
+        self.template = spec.template or (raw.decode("utf-8", "replace") if raw else None)
+        self.template_hash = f"sha256:{hashlib.sha256(self.template.encode()).hexdigest()}" if self.template else None
+
+    def open_context(self, *, sequences: int, outputs: int) -> Context:
+        """A context for generation with room for ``sequences`` sequences and ``outputs`` wanted rows a decode.
+
+        Raises:
+            EngineFailed: there is not enough memory, or the device refused.
+        """
+        spec = self._spec
+        canonical = spec.profile is ContextProfile.CANONICAL
+        params = self._params(sequences)
+        params.n_ctx = spec.n_ctx * sequences if canonical else spec.n_ctx
+        params.n_batch = params.n_ubatch = spec.batch
+        params.n_outputs_max = min(spec.batch, max(outputs, sequences))
+        params.kv_unified = not canonical
+        fast = spec.flash_attention and not canonical
+        params.flash_attn_type = lib.LLAMA_FLASH_ATTN_TYPE_ENABLED if fast else lib.LLAMA_FLASH_ATTN_TYPE_DISABLED
+        context = self._open(params)
+        if spec.gpu_layers == 0:
+            context.install_abort()
+        return context
+
+    def open_embedding_context(self, *, sequences: int, tokens: int) -> Context:
+        """A context whose decodes give one pooled vector per sequence, ``tokens`` tokens at a time.
+
+        Raises:
+            EngineFailed: as ``open_context``.
+        """
+        params = self._params(sequences)
+        params.n_ctx = params.n_batch = params.n_ubatch = tokens
+        params.embeddings = True
+        params.kv_unified = True
+        if not self.encoder_only:
+            params.pooling_type = lib.LLAMA_POOLING_TYPE_MEAN
+        params.flash_attn_type = lib.LLAMA_FLASH_ATTN_TYPE_DISABLED
+        return self._open(params)
+
+    def _params(self, sequences: int) -> Any:
+        params = lib.llama_context_default_params()
+        params.n_seq_max = sequences
+        params.n_threads = params.n_threads_batch = max(1, self._spec.threads)
+        params.offload_kqv = params.op_offload = self._spec.gpu_layers != 0
+        return params
+
+    def _open(self, params: Any) -> Context:
+        handle = lib.llama_init_from_model(self._handle, params)
+        if not handle:
+            raise EngineFailed(
+                f"no context of {params.n_ctx} tokens: {self._last_words() or 'no reason given'}",
+                where=self._spec.model_name,
+                hint="lower the context length or the number of slots",
+            )
+        return Context(handle, self.vocab, self._handle)
+
+
+def choose_threads(context: Context, asked: int, cores: int) -> tuple[int, Speed]:
+    """Set and return the thread count: the one asked for, or the fastest from 1, 2, 4… up to ``cores``.
+
+    Stops at the first count that does not pay, so a host with many cores is not measured to the end.
+    """
+    if asked:
+        context.set_threads(asked, asked)
+        return asked, measure(context)
+    threads = 1
+    context.set_threads(1, 1)
+    measure(context)  # the first decode reads the weights from the disk
+    best = measure(context)
+    for count in _ladder(cores):
+        context.set_threads(count, count)
+        speed = measure(context)
+        if _cost(speed) * _TIE > _cost(best):
+            break
+        threads, best = count, speed
+    context.set_threads(threads, threads)
+    return threads, best
+
+
+def measure(context: Context) -> Speed:
+    """Prefill and decode rates over a few tokens. Leaves the memory of the context empty."""
+    batch = Batch(_PROBE_PROMPT)
+    context.clear()
+    start = time.perf_counter()
+    batch.extend([0] * _PROBE_PROMPT, 0, 0, _PROBE_PROMPT - 1)
+    _run(context, batch)
+    middle = time.perf_counter()
+    for step in range(_PROBE_STEPS):
+        batch.clear()
+        batch.add(0, _PROBE_PROMPT + step, 0)
+        _run(context, batch)
+    end = time.perf_counter()
+    context.clear()
+    return Speed(_PROBE_PROMPT / (middle - start), _PROBE_STEPS / (end - middle))
+
+
+def _run(context: Context, batch: Batch) -> None:
+    if context.decode(batch) != 0:
+        raise NativeError("the speed probe does not fit the context")
+    context.synchronize()
+
+
+def _ladder(cores: int) -> list[int]:
+    counts = [2**power for power in range(1, 10) if 2**power < cores]
+    return [*counts, cores] if cores > 1 else []
+
+
+def _cost(speed: Speed) -> float:
+    """Seconds of a typical request: four prompt tokens for each token of the answer."""
+    return 4 / speed.prefill + 1 / speed.decode

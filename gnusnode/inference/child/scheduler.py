@@ -1,0 +1,199 @@
+"""Continuous batching: every step serves all running jobs with one decode.
+
+Running answers come first with a token each, so they keep their pace; what room is left goes to prompts, shortest
+first, each with its fair share. Jobs wait in order of arrival until the KV cache can hold all they may ever need; there
+is no context shift and no preemption. In the canonical profile a prompt is fed alone and in fixed chunks, so that no
+other job's presence can touch its bits.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Final
+
+from gnusnode.errors import Cancelled, ContextTooLong, EngineFailed, GnusError, InternalError
+from gnusnode.inference.child.channel import Outbox
+from gnusnode.inference.child.jobs import Job
+from gnusnode.inference.child.kv import KvCache
+from gnusnode.inference.child.model import Speed
+from gnusnode.inference.child.native import Batch, Context, NativeError, Outcome
+
+_STEP_SECONDS: Final = 0.1
+"""Aimed length of a step that feeds prompts while answers run: their longest pause, and that of a cancel."""
+_LEAST_PREFILL: Final = 32
+_RATE_WEIGHT: Final = 0.1
+"""Weight of the newest step in the moving averages of speed."""
+
+
+class Scheduler:
+    """Owns the jobs of a context from ``submit`` to their last event. Single-threaded, but for ``aborts_for``."""
+
+    def __init__(
+        self,
+        context: Context,
+        cache: KvCache,
+        outbox: Outbox,
+        speed: Speed,
+        *,
+        slots: int,
+        batch: int,
+        prefill_per_step: int,
+        canonical: bool,
+    ) -> None:
+        self.speed = speed
+        self.slots = slots
+        self._context = context
+        self._cache = cache
+        self._outbox = outbox
+        self._batch = Batch(batch)
+        self._prefill_per_step = min(prefill_per_step, batch)
+        self._canonical = canonical
+        self._waiting: deque[Job] = deque()
+        self._active: list[Job] = []
+        self._feeding: frozenset[int] = frozenset()
+        self._fed_last = False
+
+    @property
+    def active(self) -> int:
+        return len(self._active)
+
+    @property
+    def queued(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._active or self._waiting)
+
+    def submit(self, job: Job) -> None:
+        """Take over a job.
+
+        Raises:
+            ContextTooLong: it can never fit. The job is not taken.
+        """
+        if job.total > self._cache.limit:
+            raise ContextTooLong(
+                f"this request needs {job.total} tokens of context: {job.prompt_length} of prompt and"
+                f" {job.total - job.prompt_length} of answer; the model has {self._cache.limit} for one request",
+                param="messages",
+                hint="shorten the prompt or lower max_tokens",
+            )
+        self._waiting.append(job)
+
+    def cancel(self, number: int) -> None:
+        """End a job; unknown numbers are those that ended a moment ago."""
+        for job in [*self._active, *self._waiting]:
+            if job.number == number:
+                self._end(job, Cancelled("the caller left"))
+                return
+
+    def aborts_for(self, number: int) -> bool:
+        """Whether the step at hand is a prefill of this job, so that a cancel should abort it. From any thread."""
+        return number in self._feeding
+
+    def step(self) -> None:
+        """One decode for all jobs that have room. Jobs that fail in it end with an error, the others go on."""
+        self._admit()
+        jobs = self._fill()
+        if not jobs:
+            return
+        decoding = all(job.decodes for job in jobs)
+        start = time.perf_counter()
+        outcome = self._decode()
+        elapsed = time.perf_counter() - start
+        if outcome is Outcome.OK:
+            self._commit(jobs)
+            self._learn(decoding, elapsed)
+        else:
+            for job in jobs:
+                job.undo(self._context)
+            if outcome is Outcome.NO_SLOT:
+                for job in jobs:
+                    self._end(job, EngineFailed("the KV cache has no room for a step that was budgeted"))
+
+    def _decode(self) -> Outcome:
+        outcome = self._context.decode(self._batch)
+        self._feeding = frozenset()
+        if outcome is Outcome.NO_SLOT:
+            self._cache.evict_all()
+            outcome = self._context.decode(self._batch)
+        return outcome
+
+    def _admit(self) -> None:
+        while self._waiting and len(self._active) < self.slots:
+            job = self._waiting[0]
+            lease = self._cache.acquire(job.tokens[: job.prompt_length], job.total)
+            if lease is None:
+                return
+            self._waiting.popleft()
+            self._active.append(job)
+            self._guarded(job, lambda job=job, lease=lease: job.admitted(lease))
+            if job.finished:
+                self._end(job)
+
+    def _fill(self) -> list[Job]:
+        """Put this step's tokens into the batch; the jobs they belong to."""
+        self._batch.clear()
+        answers = [job for job in self._active if job.decodes]
+        prompts = [job for job in self._active if not job.decodes]
+        if self._canonical and prompts:
+            self._fed_last = not (self._fed_last and answers)
+            answers, prompts = ([], prompts[:1]) if self._fed_last else (answers, [])
+        for job in answers:
+            job.put(self._batch, 1)
+        room = min(self._prefill_room(bool(answers)), self._batch.capacity - self._batch.size)
+        fed: list[Job] = []
+        for place, job in enumerate(sorted(prompts, key=lambda job: len(job.tokens) - job.fed)):
+            share = room // (len(prompts) - place)
+            if share:
+                room -= job.put(self._batch, share)
+                fed.append(job)
+        self._feeding = frozenset(job.number for job in fed)
+        return [*answers, *fed]
+
+    def _prefill_room(self, answers_run: bool) -> int:
+        if self._canonical or not answers_run:
+            return self._prefill_per_step
+        paced = int(self.speed.prefill * _STEP_SECONDS)
+        return min(self._prefill_per_step, max(_LEAST_PREFILL, paced))
+
+    def _commit(self, jobs: list[Job]) -> None:
+        for job in jobs:
+            self._guarded(job, lambda job=job: job.commit(self._context))
+            if job.finished:
+                self._end(job)
+
+    def _guarded(self, job: Job, action: Callable[[], None]) -> None:
+        """What fails in one job's own work ends that job only."""
+        try:
+            action()
+        except GnusError as error:
+            self._end(job, error)
+        except NativeError as error:
+            self._end(job, EngineFailed(str(error)))
+        except Exception as error:  # noqa: BLE001 - a bug met by one job must not end the others
+            self._end(job, InternalError(f"{type(error).__name__}: {error}"))
+
+    def _end(self, job: Job, error: GnusError | None = None) -> None:
+        if job in self._active:
+            self._active.remove(job)
+        elif job in self._waiting:
+            self._waiting.remove(job)
+        else:
+            return
+        job.close(self._cache)
+        if job.lease is not None:
+            self._cache.release(job.lease, job.tokens)
+        if error is not None:
+            self._outbox.error(job.number, error)
+
+    def _learn(self, decoding: bool, seconds: float) -> None:
+        """Update the measured speed from a step of one kind; mixed steps say little about either."""
+        if decoding:
+            decode = self.speed.decode + _RATE_WEIGHT * (1 / seconds - self.speed.decode)
+            self.speed = Speed(self.speed.prefill, decode)
+        elif self._batch.size >= _LEAST_PREFILL:
+            prefill = self.speed.prefill + _RATE_WEIGHT * (self._batch.size / seconds - self.speed.prefill)
+            self.speed = Speed(prefill, self.speed.decode)

@@ -1,0 +1,204 @@
+"""Who is served next, and who is refused at once: a bounded fair queue before an engine's slots. Pure.
+
+Among the waiting, the lower priority class goes first; a class that waits is lifted with time, so nobody starves.
+Within a class tenants take turns by the tokens that they have been given in proportion to their weight, so a tenant
+with a hundred requests slows down itself and not the one with one. What cannot be served within its deadline is refused
+when it comes, with the time after which trying again makes sense.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Final, Generic, TypeVar
+
+from gnusnode.errors import Overloaded, RateLimited
+
+T = TypeVar("T")
+
+_MIN_RETRY: Final = 1.0
+_MAX_RETRY: Final = 300.0
+
+
+@dataclass(frozen=True)
+class QueueLimits:
+    """
+    Attributes:
+        waiting: jobs that may wait, over all tenants.
+        waiting_per_tenant: jobs of one tenant that may wait.
+        running_per_tenant: slots that one tenant may hold; None: all.
+        weights: shares of tenants that differ from 1.
+        lift_after: seconds of waiting that lift a job by one priority class.
+    """
+
+    waiting: int = 256
+    waiting_per_tenant: int = 64
+    running_per_tenant: int | None = None
+    weights: dict[str, float] = field(default_factory=dict[str, float])
+    lift_after: float = 10.0
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Tokens that a job is expected to take."""
+
+    prompt: int
+    output: int
+
+    @property
+    def tokens(self) -> int:
+        return self.prompt + self.output
+
+
+@dataclass(frozen=True)
+class Rates:
+    """Measured tokens per second of the whole engine; 0: not known yet, and then nothing is refused for time."""
+
+    prefill: float = 0.0
+    decode: float = 0.0
+
+    def seconds(self, cost: Cost) -> float:
+        prefill = cost.prompt / self.prefill if self.prefill > 0 else 0.0
+        return prefill + (cost.output / self.decode if self.decode > 0 else 0.0)
+
+
+@dataclass(frozen=True, eq=False)
+class Ticket(Generic[T]):
+    """A job in the queue or in a slot."""
+
+    item: T
+    tenant: str
+    priority: int
+    cost: Cost
+    since: float
+
+
+@dataclass(eq=False)
+class _Tenant(Generic[T]):
+    served: float = 0.0
+    """Tokens given so far, divided by the weight: the one with least is next."""
+    running: int = 0
+    waiting: dict[int, deque[Ticket[T]]] = field(default_factory=dict[int, "deque[Ticket[T]]"])
+
+    def count(self) -> int:
+        return sum(len(line) for line in self.waiting.values())
+
+
+class FairQueue(Generic[T]):
+    """Hands ``slots`` out to waiting jobs. Not thread-safe and never blocks; the caller owns waking and timing."""
+
+    def __init__(self, slots: int, limits: QueueLimits | None = None) -> None:
+        self.slots = slots
+        self._limits = limits or QueueLimits()
+        self._tenants: dict[str, _Tenant[T]] = {}
+        self._running: dict[int, Ticket[T]] = {}
+
+    def __len__(self) -> int:
+        return sum(tenant.count() for tenant in self._tenants.values())
+
+    def __iter__(self) -> Iterator[T]:
+        """What waits, tenant by tenant."""
+        return (ticket.item for state in self._tenants.values() for line in state.waiting.values() for ticket in line)
+
+    @property
+    def free_slots(self) -> int:
+        return self.slots - len(self._running)
+
+    def offer(
+        self, item: T, *, tenant: str, priority: int, cost: Cost, now: float, within: float | None, rates: Rates
+    ) -> Ticket[T]:
+        """Lets a job wait.
+
+        Args:
+            within: seconds that it may take until it is served; None: as long as it takes.
+
+        Raises:
+            RateLimited: this tenant has too many waiting.
+            Overloaded: the queue is full, or the work before this job takes longer than ``within``.
+        """
+        ahead = rates.seconds(self._work()) if len(self) >= self.free_slots else 0.0
+        retry = min(max(ahead / 2, _MIN_RETRY), _MAX_RETRY)
+        state = self._tenants.get(tenant) or _Tenant[T]()
+        if state.count() >= self._limits.waiting_per_tenant:
+            raise RateLimited(f"{state.count()} requests of {tenant} are waiting already", retry_after=retry)
+        if len(self) >= self._limits.waiting:
+            raise Overloaded(f"{len(self)} requests are waiting, which is the limit", retry_after=retry)
+        if within is not None and ahead > within:
+            retry = min(max(ahead - within, _MIN_RETRY), _MAX_RETRY)
+            raise Overloaded(
+                f"the work before this request takes {ahead:.0f} s, it gives {within:.0f} s", retry_after=retry
+            )
+        if tenant not in self._tenants:
+            # A newcomer starts level with the others: neither owed for the time before nor behind.
+            state.served = min((other.served for other in self._tenants.values()), default=0.0)
+            self._tenants[tenant] = state
+        ticket = Ticket(item, tenant, priority, cost, now)
+        state.waiting.setdefault(priority, deque()).append(ticket)
+        return ticket
+
+    def take(self, now: float) -> Ticket[T] | None:
+        """Gives a slot to the next job; None: no slot is free or nobody may have it."""
+        if self.free_slots <= 0:
+            return None
+        best = min(self._heads(now), key=lambda head: head[:3], default=None)
+        if best is None:
+            return None
+        ticket = best[3]
+        state = self._tenants[ticket.tenant]
+        self._leave_line(state, ticket)
+        state.running += 1
+        state.served += ticket.cost.tokens / self._weight(ticket.tenant)
+        self._running[id(ticket)] = ticket
+        return ticket
+
+    def release(self, ticket: Ticket[T]) -> None:
+        """Frees the slot of a job, or takes it out of the line. Doing so twice does nothing."""
+        state = self._tenants.get(ticket.tenant)
+        if state is None:
+            return
+        if self._running.pop(id(ticket), None) is not None:
+            state.running -= 1
+        elif ticket in state.waiting.get(ticket.priority, ()):
+            self._leave_line(state, ticket)
+        if not state.running and not state.waiting:
+            del self._tenants[ticket.tenant]
+
+    def put_back(self, ticket: Ticket[T]) -> None:
+        """Lets a job that held a slot wait again, as the first of its line."""
+        if self._running.pop(id(ticket), None) is None:
+            return
+        state = self._tenants[ticket.tenant]
+        state.running -= 1
+        state.served -= ticket.cost.tokens / self._weight(ticket.tenant)
+        state.waiting.setdefault(ticket.priority, deque()).appendleft(ticket)
+
+    def _heads(self, now: float) -> Iterator[tuple[int, float, float, Ticket[T]]]:
+        """The first job of each line that may run: (class, tokens served, since, ticket)."""
+        most = self._limits.running_per_tenant
+        for state in self._tenants.values():
+            if most is not None and state.running >= most:
+                continue
+            for priority, line in state.waiting.items():
+                lifted = int((now - line[0].since) / self._limits.lift_after)
+                yield max(0, priority - lifted), state.served, line[0].since, line[0]
+
+    def _leave_line(self, state: _Tenant[T], ticket: Ticket[T]) -> None:
+        line = state.waiting[ticket.priority]
+        line.remove(ticket)
+        if not line:
+            del state.waiting[ticket.priority]
+
+    def _weight(self, tenant: str) -> float:
+        return self._limits.weights.get(tenant, 1.0)
+
+    def _work(self) -> Cost:
+        """Tokens of all that waits and half of what runs: on average a running job is half done."""
+        waiting = [
+            ticket.cost for state in self._tenants.values() for line in state.waiting.values() for ticket in line
+        ]
+        running = [ticket.cost for ticket in self._running.values()]
+        return Cost(
+            prompt=sum(cost.prompt for cost in waiting),
+            output=sum(cost.output for cost in waiting) + sum(cost.output for cost in running) // 2,
+        )

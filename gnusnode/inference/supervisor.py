@@ -1,0 +1,293 @@
+"""The life of an engine's children: start, load, read, ping; on death restart or quarantine; none is left behind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from signal import SIGKILL
+from typing import Any, Final, cast
+
+import trio
+from pydantic import ValidationError
+
+from gnusnode.contracts.generation import CapabilityRequest, EngineInfo, EngineState
+from gnusnode.errors import EngineFailed, GnusError, Unavailable
+from gnusnode.inference import frames
+from gnusnode.inference.childproc import ChildProcess, describe_exit
+from gnusnode.inference.crashes import CrashLedger
+from gnusnode.inference.dispatch import Dispatcher
+from gnusnode.inference.frames import ChildSpec, FrameError
+from gnusnode.inference.limits import Capabilities, EngineLimits, Notify
+from gnusnode.inference.queue import Rates
+from sandbox import confine
+
+_ENVIRONMENT: Final = {
+    "OMP_WAIT_POLICY": "passive",  # spinning threads fall to a twentieth of the speed on a busy machine
+    "GGML_NO_BACKTRACE": "1",  # else an abort starts a debugger first
+}
+_STEADY: Final = 30.0
+"""Seconds after which a child counts as healthy and the next restart is immediate again."""
+_STATUS_WAIT: Final = 2.0
+_MAX_LOG: Final = 500
+
+
+@dataclass(frozen=True)
+class _Death:
+    """How a child ended. ``error``: it refused to load, in its own words."""
+
+    reason: str
+    error: GnusError | None = None
+    ready_for: float | None = None
+
+
+class Supervisor:
+    """Keeps one child running and connects it with a ``Dispatcher``.
+
+    Attributes:
+        state, reason: for people and for readiness.
+        ready: what the child said of itself when it was ready last; the fields of ``EngineInfo`` that it knows.
+        rss_bytes: memory of the child.
+        restarts: children after the first.
+    """
+
+    def __init__(
+        self,
+        spec: ChildSpec,
+        dispatcher: Dispatcher,
+        *,
+        limits: EngineLimits,
+        crashes: CrashLedger,
+        notify: Notify,
+        capabilities: Capabilities,
+        command: Sequence[str],
+        nice: int,
+    ) -> None:
+        self.state = EngineState.STARTING
+        self.reason = "loading the model"
+        self.ready: dict[str, Any] = {}
+        self.rss_bytes = 0
+        self.restarts = 0
+        self._spec = spec
+        self._dispatcher = dispatcher
+        self._limits = limits
+        self._crashes = crashes
+        self._notify = notify
+        self._capabilities = capabilities
+        self._command = command
+        self._nice = nice
+        self._served = False
+        self._heard = 0.0
+        self._verdict = ""
+        self._cleared = trio.Event()
+        self._child: ChildProcess | None = None
+
+    @property
+    def pid(self) -> int | None:
+        """Process id of the child, when there is one."""
+        return self._child.pid if self._child else None
+
+    def end_quarantine(self) -> None:
+        """An operator says that the artifact may run again."""
+        self._crashes.clear(self._spec.artifact_hash)
+        self._cleared.set()
+
+    def info_fields(self) -> dict[str, Any]:
+        """The fields of ``EngineInfo`` as they are now."""
+        known = EngineInfo.model_fields.keys() & self.ready.keys()
+        return {name: self.ready[name] for name in known} | {
+            "model": self._spec.model_name,
+            "artifact_hash": self._spec.artifact_hash,
+            "state": self.state,
+            "reason": self.reason,
+            "slots": self._dispatcher.slots,
+            "free_slots": self._dispatcher.free_slots if self.state is EngineState.READY else 0,
+            "queued": self._dispatcher.waiting,
+            "prefill_rate": self._dispatcher.rates.prefill,
+            "decode_rate": self._dispatcher.rates.decode,
+            "restarts": self.restarts,
+            "rss_bytes": self.rss_bytes,
+        }
+
+    def stop(self) -> None:
+        """Ends all jobs; new ones are refused."""
+        self.state, self.reason = EngineState.STOPPED, "stopped"
+        self._dispatcher.fail_all(stopping_error)
+
+    def quarantine_error(self) -> EngineFailed:
+        return EngineFailed(
+            f"the model is in quarantine: {self.reason}",
+            where=self._spec.model_name,
+            hint="verify the file, then `gnusnode models verify --release`, or wait",
+        )
+
+    async def run(self, *, task_status: trio.TaskStatus[None]) -> None:
+        """Keeps a child running until cancelled. Owned by ``open_llama``.
+
+        Raises:
+            GnusError: the first child did not get ready.
+        """
+
+        def serving() -> None:
+            if not self._served:
+                self._served = True
+                task_status.started()
+
+        in_a_row = 0
+        while True:
+            death = await self._life(serving)
+            if death.ready_for is not None and death.ready_for >= _STEADY:
+                in_a_row = 0
+            self._bury(death)
+            if not self._served:
+                raise death.error or EngineFailed(f"the engine died while it loaded the model: it {death.reason}")
+            await self._pause(death.reason, in_a_row)
+            self.restarts += 1
+            in_a_row += 1
+
+    def _bury(self, death: _Death) -> None:
+        """Settles what a dead child leaves: the ledger first, because it decides which jobs may run again."""
+        if death.error is None or self._served:
+            self._crashes.record(
+                self._spec.artifact_hash, self._dispatcher.suspects(), now=trio.current_time(), reason=death.reason
+            )
+        self._dispatcher.child_died(death.reason, self._crashes)
+        self._notify("engine_died", {"model": self._spec.model_name, "reason": death.reason})
+
+    async def _pause(self, reason: str, in_a_row: int) -> None:
+        """Waits until the next child may start."""
+        while held := self._crashes.quarantine(self._spec.artifact_hash, now=trio.current_time()):
+            until, why = held
+            self.state, self.reason = EngineState.QUARANTINED, why
+            self._dispatcher.fail_all(self.quarantine_error)
+            self._notify("engine_quarantined", {"model": self._spec.model_name, "reason": why})
+            self._cleared = trio.Event()
+            with trio.move_on_at(until):
+                await self._cleared.wait()
+        self.state, self.reason = EngineState.RESTARTING, f"the engine {reason}"
+        await trio.sleep(self._limits.restart_delays[min(in_a_row, len(self._limits.restart_delays) - 1)])
+
+    async def _life(self, serving: Callable[[], None]) -> _Death:
+        """One child from birth to death; calls ``serving`` when it is ready."""
+        try:
+            child = ChildProcess(self._command, confine.launch_environment(_ENVIRONMENT), nice=self._nice)
+        except OSError as error:
+            return _Death(f"could not be started: {error}")
+        self._child, self._verdict = child, ""
+        graceful = 0.0
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(child.write_forever)
+                nursery.start_soon(child.drain_stderr)
+                death = await self._load(child)
+                if death is None:
+                    serving()
+                    graceful = self._limits.quit_grace
+                    death = await self._serve(child)
+                    graceful = 0.0
+                nursery.cancel_scope.cancel()
+            return death
+        finally:
+            self._child = None
+            with trio.CancelScope(shield=True):  # bounded by ``end`` itself
+                await child.end(farewell=frames.pack({"op": "quit"}), grace=graceful)
+
+    async def _load(self, child: ChildProcess) -> _Death | None:
+        """Has the child load the model; None: it is ready."""
+        child.post(frames.pack({"op": "load", "spec": self._spec.to_plain()}))
+        with trio.move_on_after(self._limits.load_timeout):
+            try:
+                return await self._read(child, until_ready=True)
+            except FrameError as error:
+                return _Death(f"broke the protocol: {error}")
+        return _Death(f"did not load the model within {self._limits.load_timeout:g} s")
+
+    async def _serve(self, child: ChildProcess) -> _Death:
+        """Lets a ready child work until it dies or misbehaves."""
+        since = trio.current_time()
+        self.state, self.reason = EngineState.READY, str(self.ready.get("reason", ""))
+        self._notify("engine_ready", {"model": self._spec.model_name, "pid": child.pid})
+        slots = self.ready.get("slots")
+        self._dispatcher.attach(child.post, slots if isinstance(slots, int) and slots > 0 else self._spec.slots)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._watch, child)
+            try:
+                death = await self._read(child, until_ready=False)
+            except FrameError as error:
+                death = _Death(f"broke the protocol: {error}")
+            nursery.cancel_scope.cancel()
+        assert death is not None, "reading ends with a death once the child is ready"
+        return _Death(death.reason, death.error, trio.current_time() - since)
+
+    async def _read(self, child: ChildProcess, *, until_ready: bool) -> _Death | None:
+        """Handles frames until the child is ready (None) or gone."""
+        ready = False
+        while (batch := await child.receive()) is not None:
+            self._heard = trio.current_time()
+            for frame in batch:
+                match frame.get("ev"):
+                    case "ready" if until_ready and not ready:
+                        self._accept_ready(frame)
+                        ready = True
+                    case "error" if frame.get("id") is None:
+                        error = GnusError.from_wire(_map(frame.get("error")))
+                        return _Death(f"gave up: {error.what}", error)
+                    case _:
+                        self._handle(child, frame)
+            if ready:
+                return None
+        with trio.move_on_after(_STATUS_WAIT):
+            await child.wait()
+        status = await child.end()
+        return _Death(self._verdict or describe_exit(status))
+
+    def _accept_ready(self, frame: dict[str, Any]) -> None:
+        self.ready = _map(frame.get("info"))
+        try:
+            self._dispatcher.rates = Rates(self.ready.get("prefill_rate", 0.0), self.ready.get("decode_rate", 0.0))
+            self.rss_bytes = self.ready.get("rss_bytes", 0)
+            EngineInfo.model_validate(self.info_fields())
+        except (ValidationError, TypeError) as error:
+            raise FrameError(f"ready: {error}") from error
+
+    def _handle(self, child: ChildProcess, frame: dict[str, Any]) -> None:
+        try:
+            match frame.get("ev"):
+                case "pong":
+                    self._dispatcher.rates = Rates(float(frame["prefill_rate"]), float(frame["decode_rate"]))
+                    self.rss_bytes = int(frame["rss"])
+                case "log":
+                    fields = {"level": str(frame["level"])[:16], "text": str(frame["text"])[:_MAX_LOG]}
+                    self._notify("engine_log", {"model": self._spec.model_name, **fields})
+                case "capability":
+                    verdict = self._capabilities(CapabilityRequest.model_validate(frame["body"]))
+                    child.post(frames.pack({"op": "verdict", "n": frame["n"], "body": verdict.to_plain()}))
+                case _:
+                    self._dispatcher.handle(frame)
+        except (KeyError, TypeError, ValueError) as error:
+            raise FrameError(f"{frame.get('ev')!r} is malformed: {error!r}") from error
+
+    async def _watch(self, child: ChildProcess) -> None:
+        """Pings, lets deadlines pass, and kills a child that hangs or does not obey."""
+        bound = self._limits.silent_after
+        for number in range(1, 2**63):
+            await trio.sleep(self._limits.ping_every)
+            now = trio.current_time()
+            disobeyed_since = self._dispatcher.expire(now)
+            if now - self._heard > bound:
+                self._verdict = f"was silent for {bound:g} s and was killed"
+            elif disobeyed_since is not None and now - disobeyed_since > bound:
+                self._verdict = f"did not stop a cancelled job within {bound:g} s and was killed"
+            if self._verdict:
+                child.signal(SIGKILL)
+                return
+            child.post(frames.pack({"op": "ping", "n": number}))
+
+
+def stopping_error() -> Unavailable:
+    return Unavailable("the engine is stopping", hint="try again elsewhere")
+
+
+def _map(value: object) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise FrameError("a map was expected")
+    return cast("dict[str, Any]", value)

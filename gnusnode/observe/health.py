@@ -1,0 +1,138 @@
+"""Health warnings of a closed set: what is wrong, how bad it is, what to do. ``status`` and ``doctor`` show them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from gnusnode.observe.bus import EventBus
+from gnusnode.observe.events import HealthChanged
+
+Severity = Literal["info", "warning", "critical"]
+_ORDER: Final[tuple[Severity, ...]] = ("critical", "warning", "info")
+
+
+@dataclass(frozen=True)
+class Warnable:
+    """A condition that can be warned of."""
+
+    code: str
+    """Stable kebab-case name."""
+    severity: Severity
+    text: str
+    remedy: str
+
+
+NO_MODEL: Final = Warnable(
+    "no-model",
+    "warning",
+    "No model is loaded, so requests are refused.",
+    "Run `gnusnode models list`, then `models add`.",
+)
+ENGINE_QUARANTINED: Final = Warnable(
+    "engine-quarantined",
+    "critical",
+    "A model crashed again and again and is not started any more.",
+    "Run `gnusnode models verify`; a graphics driver or too little memory are the usual causes.",
+)
+ENGINE_STEPPED_DOWN: Final = Warnable(
+    "engine-stepped-down",
+    "warning",
+    "A model runs with fewer GPU layers than asked for, since they did not fit.",
+    "Free GPU memory, or lower `inference.gpu` or `inference.n_ctx`.",
+)
+TEMPLATE_UNKNOWN: Final = Warnable(
+    "template-unknown",
+    "info",
+    "A model brings no chat template that could be used, so a plain one is used.",
+    "Give a template with `gnusnode elm pack`, or use an instruction-tuned model.",
+)
+LOOP_LAG: Final = Warnable(
+    "loop-lag",
+    "warning",
+    "The node reacts late: its event loop is kept waiting.",
+    "Lower `inference.threads` or `api.max_in_flight`, or give the node more CPU.",
+)
+DISK_LOW: Final = Warnable(
+    "disk-low",
+    "warning",
+    "The disk of the home is nearly full.",
+    "Remove models with `gnusnode models rm`, or free space.",
+)
+AUDIT_BROKEN: Final = Warnable(
+    "audit-broken",
+    "critical",
+    "The audit chain does not verify.",
+    "Run `gnusnode audit verify` and keep a copy of the home before anything else.",
+)
+COLOCATION: Final = Warnable(
+    "colocation",
+    "info",
+    "Roles run together that should be apart on a swarm of many operators.",
+    "Name fewer roles in `node.roles`; for one person's node nothing needs to be done.",
+)
+
+WARNABLES: Final = (
+    NO_MODEL,
+    ENGINE_QUARANTINED,
+    ENGINE_STEPPED_DOWN,
+    TEMPLATE_UNKNOWN,
+    LOOP_LAG,
+    DISK_LOW,
+    AUDIT_BROKEN,
+    COLOCATION,
+)
+
+
+@dataclass(frozen=True)
+class HealthWarning:
+    """A condition that holds now; ``detail`` names the model, path or figure concerned."""
+
+    warnable: Warnable
+    detail: str = ""
+
+    def to_plain(self) -> dict[str, str]:
+        w = self.warnable
+        return {"code": w.code, "severity": w.severity, "text": w.text, "detail": self.detail, "remedy": w.remedy}
+
+
+class Health:
+    """The warnings of one node. Each change is an event; setting the same again is none."""
+
+    def __init__(self, bus: EventBus) -> None:
+        self._bus = bus
+        self._active: dict[tuple[str, str], HealthWarning] = {}
+
+    def warn(self, warnable: Warnable, detail: str = "", *, about: str = "") -> None:
+        """Raises a warning; ``about`` keeps apart those of several models or roles."""
+        key = (warnable.code, about)
+        known = key in self._active
+        self._active[key] = HealthWarning(warnable, detail)
+        if not known:
+            self._tell(warnable, active=True)
+
+    def clear(self, warnable: Warnable, *, about: str = "") -> None:
+        """Ends a warning; nothing happens when there was none."""
+        if self._active.pop((warnable.code, about), None):
+            self._tell(warnable, active=False)
+
+    def update(self, warnable: Warnable, holds: bool, detail: str = "", *, about: str = "") -> None:
+        """``warn`` where the condition ``holds``, else ``clear``."""
+        if holds:
+            self.warn(warnable, detail, about=about)
+        else:
+            self.clear(warnable, about=about)
+
+    def warnings(self) -> list[HealthWarning]:
+        """What holds now, the worst first."""
+        return sorted(self._active.values(), key=lambda item: _ORDER.index(item.warnable.severity))
+
+    def counts(self) -> dict[str, int]:
+        """Active warnings by severity, zeros included."""
+        counts = dict.fromkeys(_ORDER, 0)
+        for item in self._active.values():
+            counts[item.warnable.severity] += 1
+        return {**counts}
+
+    def _tell(self, warnable: Warnable, *, active: bool) -> None:
+        self._bus.publish(HealthChanged(code=warnable.code, severity=warnable.severity, active=active))

@@ -1,0 +1,127 @@
+"""Every metric of a node, in one table. One registry a node, never the global one: several nodes fit one process.
+
+``docs/observability.md`` documents each; a test ties the two both ways. Labels hold names from closed or configured
+sets only (outcomes, stages, loaded models), so that no client can make the number of series grow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+import psutil
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info
+
+from gnusnode.observe.bus import Stamped
+from gnusnode.observe.events import (
+    EngineChanged,
+    HealthChanged,
+    RecordRefused,
+    RequestEnded,
+    RequestRefused,
+    RequestStarted,
+)
+
+_STAGE_BUCKETS: Final = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 120.0)
+_COMMIT_BUCKETS: Final = (0.0005, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
+
+
+class NodeMetrics:
+    """The metrics of one node; ``registry`` is what ``/metrics`` shows."""
+
+    def __init__(self) -> None:
+        self.registry: Final = CollectorRegistry()
+        counter, gauge, histogram = self._makers()
+
+        self.build = Info("gnusnode_build", "Version of the running node.", registry=self.registry)
+        self.started = gauge("gnusnode_start_time_seconds", "Unix time at which the node started.")
+
+        self.requests = counter(
+            "gnusnode_requests", "Requests that ended, by what came of them.", "endpoint", "outcome"
+        )
+        self.requests_active = gauge("gnusnode_requests_active", "Requests being answered.")
+        self.refused = counter("gnusnode_refused", "Requests turned away before any work, by error code.", "code")
+        self.request_seconds = histogram(
+            "gnusnode_request_seconds", "Time from admission to the end of a request.", _STAGE_BUCKETS, "endpoint"
+        )
+        self.first_token_seconds = histogram(
+            "gnusnode_first_token_seconds", "Time from admission to the first token.", _STAGE_BUCKETS
+        )
+        self.stage_seconds = histogram(
+            "gnusnode_stage_seconds", "Time spent in a stage.", _STAGE_BUCKETS, "stage", "outcome"
+        )
+        self.tokens = counter("gnusnode_tokens", "Tokens read (prompt), reused (cached) and made (completion).", "kind")
+
+        self.queue_depth = gauge("gnusnode_queue_depth", "Generations that wait for a slot.", "model")
+        self.streams = gauge("gnusnode_streams_active", "Generations that hold a slot.", "model")
+        self.engine_restarts = counter(
+            "gnusnode_engine_restarts", "Engine children that were started again.", "model", "cause"
+        )
+        self.engine_rss = gauge("gnusnode_engine_resident_bytes", "Resident memory of an engine child.", "model")
+
+        self.http_connections = gauge("gnusnode_http_connections", "Open HTTP connections.")
+        self.http_refused = counter(
+            "gnusnode_http_connections_refused", "Connections closed at once, by why.", "reason"
+        )
+        self.http_faults = counter("gnusnode_http_connection_faults", "Connections ended by the fence after a fault.")
+        self.sse_streams = gauge("gnusnode_sse_streams", "Open event streams, by what they follow.", "topic")
+
+        self.store_commit_seconds = histogram(
+            "gnusnode_store_commit_seconds", "Time of a group commit to the disk.", _COMMIT_BUCKETS
+        )
+        self.store_bytes = gauge("gnusnode_store_used_bytes", "Bytes of the database in use.")
+        self.audit_events = counter("gnusnode_audit_events", "Events written to the audit chain.", "family")
+        self.records_refused = counter(
+            "gnusnode_records_refused", "Signed records that failed verification.", "record", "outcome"
+        )
+
+        self.events = counter("gnusnode_events", "Events published, by name.", "name")
+        self.warnings = gauge("gnusnode_health_warnings", "Health warnings that hold now.", "severity")
+        self.loop_lag = gauge("gnusnode_loop_lag_seconds", "Longest delay of the event loop in the last ten seconds.")
+        process = psutil.Process()
+        self.resident = gauge("gnusnode_resident_bytes", "Resident memory of the daemon.")
+        self.resident.set_function(lambda: float(process.memory_info().rss))
+
+    def count(self, stamped: Stamped) -> None:
+        """The sink by which events move their metrics: whoever publishes an event counts nothing on its own."""
+        event = stamped.event
+        self.events.labels(event.name).inc()
+        match event:
+            case RequestStarted():
+                self.requests_active.inc()
+            case RequestEnded():
+                self.requests_active.dec()
+                self._count_request(event)
+            case RequestRefused():
+                self.refused.labels(event.code).inc()
+            case EngineChanged(state="restarting"):
+                self.engine_restarts.labels(event.model, event.cause).inc()
+            case RecordRefused():
+                self.records_refused.labels(event.record, event.outcome).inc()
+            case HealthChanged():
+                self.warnings.labels(event.severity).inc(1 if event.active else -1)
+            case _:
+                pass
+
+    def _count_request(self, event: RequestEnded) -> None:
+        self.requests.labels(event.endpoint, event.outcome).inc()
+        self.request_seconds.labels(event.endpoint).observe(event.total_ms / 1000)
+        if event.first_token_ms is not None:
+            self.first_token_seconds.observe(event.first_token_ms / 1000)
+        self.tokens.labels("prompt").inc(event.prompt_tokens)
+        self.tokens.labels("cached").inc(event.cached_tokens)
+        self.tokens.labels("completion").inc(event.completion_tokens)
+
+    def _makers(self) -> tuple[Callable[..., Counter], Callable[..., Gauge], Callable[..., Histogram]]:
+        registry = self.registry
+
+        def counter(name: str, text: str, *labels: str) -> Counter:
+            return Counter(name, text, labels, registry=registry)
+
+        def gauge(name: str, text: str, *labels: str) -> Gauge:
+            return Gauge(name, text, labels, registry=registry)
+
+        def histogram(name: str, text: str, buckets: tuple[float, ...], *labels: str) -> Histogram:
+            return Histogram(name, text, labels, buckets=buckets, registry=registry)
+
+        return counter, gauge, histogram

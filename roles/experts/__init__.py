@@ -1,0 +1,1 @@
+"""The roles ``core`` and ``elm``: experts that draft, propose and score, and never act."""

@@ -1,0 +1,152 @@
+"""Tool proposals in two cheap passes: which tool or none by label scoring, then its arguments under its own schema.
+
+Pure but for the id of a proposal. Nothing here can run a tool: a proposal is data that the intermediary, or the client
+whose function it is, may act on.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import uuid
+from collections.abc import Sequence
+from typing import Any, Final, NoReturn
+
+from pydantic import ValidationError
+
+from gnusnode.contracts.generation import MAX_LABELS, ClassifyRequest, GenerateRequest, Message, Prompt
+from gnusnode.contracts.services import ToolSpec
+from gnusnode.contracts.tools import ToolProposal
+from gnusnode.errors import RequestError, UnsupportedField
+
+NONE_LABEL: Final = "none"
+MAX_ARGUMENT_TOKENS: Final = 1024
+"""Of the arguments of one call; longer ones are cut off and count as invalid."""
+
+_KNOWN_RESULT: Final = 2000
+"""Characters of a tool's result that the choice of the next tool looks at."""
+_DESCRIPTION: Final = 300
+"""Characters of a tool's description that the choice looks at."""
+_WORD: Final = re.compile(r"\w+")
+
+
+def offered(tools: Sequence[ToolSpec], tool_choice: str) -> tuple[ToolSpec, ...]:
+    """The tools that may be proposed under ``tool_choice``.
+
+    Raises:
+        RequestError: it names a tool that is not offered, or asks for one where none is.
+    """
+    if tool_choice == "none":
+        return ()
+    if tool_choice == "auto":
+        return tuple(tools)
+    if tool_choice == "required" and tools:
+        return tuple(tools)
+    named = tuple(tool for tool in tools if tool.name == tool_choice)
+    if not named:
+        raise RequestError(
+            f"tool_choice asks for {tool_choice!r}, which is not among the tools",
+            param="tool_choice",
+            hint="offer it in tools, or use auto, none, required or the name of an offered tool",
+        )
+    return named
+
+
+def messages_of(request: GenerateRequest) -> tuple[Message, ...]:
+    """The conversation to which tools are offered.
+
+    Raises:
+        UnsupportedField: the prompt is not made of messages.
+    """
+    if request.prompt.messages is None:
+        raise UnsupportedField("tools need a prompt of messages", param="tools", hint="use /v1/chat/completions")
+    return request.prompt.messages
+
+
+def choice_request(request: GenerateRequest, tools: Sequence[ToolSpec], *, may_decline: bool) -> ClassifyRequest | None:
+    """The label scoring that picks a tool; None when there is nothing to choose."""
+    labels = [tool.name for tool in tools] + ([NONE_LABEL] if may_decline else [])
+    if len(labels) < 2:
+        return None
+    lines = "\n".join(f"- {tool.name}: {_one_line(tool.description)}" for tool in tools)
+    decline = f"\n- {NONE_LABEL}: no tool is needed to answer" if may_decline else ""
+    return ClassifyRequest(
+        request_id=request.request_id,
+        instruction=f"Choose the tool that the request needs.\n{lines}{decline}\n\nRequest: ",
+        text=_asked(messages_of(request)),
+        suffix="\nTool:",
+        labels=tuple(f" {label}" for label in labels),
+        tenant=request.tenant,
+    )
+
+
+def shortlist(tools: Sequence[ToolSpec], messages: Sequence[Message], *, may_decline: bool) -> tuple[ToolSpec, ...]:
+    """At most as many tools as labels can be scored: those whose words occur most in the request come first."""
+    limit = MAX_LABELS - (1 if may_decline else 0)
+    if len(tools) <= limit:
+        return tuple(tools)
+    asked = set(_WORD.findall(_asked(messages).lower()))
+
+    def overlap(tool: ToolSpec) -> int:
+        return len(asked & set(_WORD.findall(f"{tool.name} {tool.description}".lower().replace("_", " "))))
+
+    ranked = sorted(range(len(tools)), key=lambda place: (-overlap(tools[place]), place))
+    return tuple(tools[place] for place in sorted(ranked[:limit]))
+
+
+def arguments_request(request: GenerateRequest, tool: ToolSpec, max_tokens: int) -> GenerateRequest:
+    """The constrained generation of a tool's arguments. The conversation stays the prefix, so its cache serves."""
+    messages = messages_of(request)
+    ask = (
+        f"Call the function {tool.name} ({_one_line(tool.description)}) for the request above. "
+        "Answer with its arguments as JSON only."
+    )
+    last = messages[-1]
+    if last.role == "user":
+        asked = (*messages[:-1], last.model_copy(update={"content": f"{last.content}\n\n{ask}"}))
+    else:
+        asked = (*messages, Message(role="user", content=ask))
+    return request.model_copy(
+        update={
+            "prompt": Prompt(messages=asked),
+            "max_tokens": min(max_tokens, MAX_ARGUMENT_TOKENS),
+            "json_schema": tool.parameters,
+            "stop": (),
+            "resume_tokens": (),
+            "top_logprobs": None,
+        }
+    )
+
+
+def proposal(tool: ToolSpec, text: str, reason: str) -> ToolProposal | None:
+    """The proposal with the arguments that ``text`` spells; None when it is not a JSON object within our bounds."""
+    try:
+        arguments = json.loads(text, parse_constant=_not_json)
+        return ToolProposal(
+            tool_call_id=str(uuid.uuid4()), tool_name=tool.name, arguments=arguments, reason=reason[:1024]
+        )
+    except (ValueError, RecursionError, ValidationError):
+        return None
+
+
+def takes_no_arguments(tool: ToolSpec) -> bool:
+    """Whether the tool's schema leaves nothing to fill in."""
+    schema: dict[str, Any] = tool.parameters
+    return not schema or (schema.get("type", "object") == "object" and not schema.get("properties"))
+
+
+def _asked(messages: Sequence[Message]) -> str:
+    """The last words of the user, and what a tool has answered to them since."""
+    for place in range(len(messages) - 1, -1, -1):
+        if messages[place].role == "user":
+            known = [message.content[:_KNOWN_RESULT] for message in messages[place + 1 :] if message.role == "tool"]
+            return "\nAlready known: ".join([messages[place].content, *known])
+    return messages[-1].content
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())[:_DESCRIPTION] or "no description"
+
+
+def _not_json(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not JSON")

@@ -1,0 +1,65 @@
+"""What every role is given from outside: whom to believe, what time it is, where to tell what happens."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from gnusnode.contracts.base import SignedRecord
+from gnusnode.contracts.dsse import Signer
+from gnusnode.contracts.outcome import Outcome, refusal
+from gnusnode.observe import events
+from gnusnode.observe.bus import EventBus
+from gnusnode.observe.metrics import NodeMetrics
+from gnusnode.observe.stage import StageTimer
+
+Verifier: TypeAlias = Callable[[SignedRecord], Outcome]
+"""Whether a signed record is to be believed now: signature, swarm, time, authority, revocation."""
+
+
+@dataclass(frozen=True)
+class RoleContext:
+    """The node as its roles see it.
+
+    Attributes:
+        signer: holds the node's key; signs what the node is answerable for.
+        swarm_id: the swarm whose plans this node makes and obeys.
+        verify: judges records of others, and our own alike.
+        now_ms: wall clock, milliseconds since the epoch; for records only, never for timeouts.
+    """
+
+    signer: Signer
+    swarm_id: str
+    verify: Verifier
+    now_ms: Callable[[], int]
+    metrics: NodeMetrics
+    bus: EventBus
+
+    @property
+    def peer_id(self) -> str:
+        return self.signer.peer_id
+
+    def timer(self, request_id: str) -> StageTimer:
+        return StageTimer(request_id, self.metrics, self.bus)
+
+    def require(self, record: SignedRecord) -> None:
+        """Goes on only with a record that is to be believed.
+
+        Raises:
+            RecordRefused: it is not; counted and published.
+        """
+        outcome = self.verify(record)
+        if outcome is Outcome.OK:
+            return
+        self.metrics.records_refused.labels(record.record_name, outcome.value).inc()
+        self.bus.publish(
+            events.RecordRefused(record=record.record_name, outcome=outcome.value, signer=record.signer_peer)
+        )
+        raise refusal(record.record_name, outcome)
+
+
+def word(name: str) -> str:
+    """``name`` as an event may carry it: identifiers without spaces."""
+    return re.sub(r"[^A-Za-z0-9_.:/+-]", "-", name)[:128].lstrip("_.:/+-") or "unnamed"

@@ -1,0 +1,199 @@
+"""Who can serve a request, best first, with reasons. Pure: cards and policy in, an order out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Final
+
+from gnusnode.contracts.generation import EngineInfo, EngineState
+from gnusnode.contracts.plan import ExpertRole, PrivacyMode
+from gnusnode.contracts.policy import PolicyEnvelope
+from gnusnode.contracts.services import ExpertCard, TaskRequest
+from gnusnode.errors import Forbidden, ModelNotFound, NoExpert
+from roles.router.classify import GENERAL, Intent
+
+AUTO: Final = ("gnus", "gnus-auto")
+"""Model names that leave the choice to the router."""
+
+DRAFTING: Final = (ExpertRole.SEMANTIC_CORE, ExpertRole.PRIMARY_DRAFT, ExpertRole.DOMAIN_EXPERT)
+"""Roles that answer users; the others work on answers."""
+
+_UNMEASURED_RATE: Final = 10.0
+"""Tokens per second that an engine counts as before it measured itself."""
+_TYPICAL_ANSWER: Final = 256
+"""Tokens that a job in the queue is assumed to take."""
+_CHARS_PER_TOKEN: Final = 4
+
+
+@dataclass(frozen=True)
+class Swarm:
+    """What the router knows of the swarm when it decides.
+
+    Attributes:
+        node: PeerID of this node.
+        members: PeerIDs with a membership certificate, this node included.
+        boundary: PeerIDs of this node's operator, this node included.
+        services: names of the services that a plan may build on.
+    """
+
+    node: str
+    members: frozenset[str]
+    boundary: frozenset[str]
+    services: frozenset[str]
+
+    def may_see(self, peer: str, privacy: PrivacyMode) -> bool:
+        """Whether a prompt of this privacy may travel to ``peer``."""
+        match privacy:
+            case PrivacyMode.PLAINTEXT:
+                return True
+            case PrivacyMode.RESTRICTED:
+                return peer in self.members
+            case PrivacyMode.PRIVATE_BOUNDARY:
+                return peer in self.boundary
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """An expert that can serve, and why it stands where it stands.
+
+    Attributes:
+        fits: whether its domain is that of the request.
+        seconds: expected time to the end of the answer; an estimate from queue and measured rates.
+    """
+
+    card: ExpertCard
+    fits: bool
+    seconds: float
+    reasons: tuple[str, ...]
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """Identifies the expert in the swarm."""
+        return (self.card.peer, self.card.expert_id)
+
+
+def choose_experts(
+    cards: Iterable[ExpertCard],
+    request: TaskRequest,
+    intent: Intent,
+    privacy: PrivacyMode,
+    swarm: Swarm,
+    *,
+    warm: tuple[str, str] | None = None,
+) -> list[Candidate]:
+    """All that can serve the request, best first; never empty.
+
+    Order: domain fit, then the core, then expected time; names decide ties, so that equal inputs give equal orders.
+
+    Args:
+        privacy: of the plan to be made, which may be stricter than the policy's.
+        warm: key of the expert that holds this conversation's prefix in its cache.
+
+    Raises:
+        ModelNotFound: nobody offers the model asked for; the hint has the nearest names.
+        Forbidden: the policy does not allow it.
+        NoExpert: it exists but cannot serve now; the text says what is missing.
+    """
+    drafting = [card for card in cards if card.engine.generates and card.role in DRAFTING]
+    named = _named(drafting, request.model)
+    allowed = _allowed(named, request.model, request.policy)
+    visible = [card for card in allowed if swarm.may_see(card.peer, privacy)]
+    if not visible:
+        raise NoExpert(
+            f"no expert may see a prompt of privacy mode {privacy.value!r}",
+            where=request.model,
+            hint="start the role core or elm on a node of this swarm, or choose a wider privacy mode",
+        )
+    ready = [card for card in visible if card.engine.state is EngineState.READY]
+    if not ready:
+        raise _not_ready(visible)
+    candidates = [_candidate(card, request, intent, warm) for card in ready]
+    return sorted(candidates, key=_order)
+
+
+def _order(candidate: Candidate) -> tuple[bool, bool, float, str, str]:
+    card = candidate.card
+    return (not candidate.fits, card.service != "core", candidate.seconds, card.expert_id, card.peer)
+
+
+def _named(cards: list[ExpertCard], model: str) -> list[ExpertCard]:
+    if not cards:
+        raise NoExpert(
+            "no model that answers is loaded anywhere",
+            where=model,
+            hint="add one with `gnusnode models add FILE`, or start a node with the role core",
+            retry_after=5.0,
+        )
+    if model in AUTO:
+        return cards
+    found = [card for card in cards if model in (card.expert_id, card.engine.model)]
+    if found:
+        return found
+    names = sorted({name for card in cards for name in (card.expert_id, card.engine.model)} | set(AUTO))
+    near = get_close_matches(model, names, 3) or names[:5]
+    raise ModelNotFound(
+        f"the model {model!r} does not exist", param="model", hint=f"did you mean {', '.join(map(repr, near))}?"
+    )
+
+
+def _allowed(cards: list[ExpertCard], model: str, policy: PolicyEnvelope) -> list[ExpertCard]:
+    if policy.allowed_models is None:
+        return cards
+    names = set(policy.allowed_models)
+    allowed = [card for card in cards if card.expert_id in names or card.engine.model in names]
+    if not allowed:
+        raise Forbidden(
+            f"the policy does not allow {'any model that is here' if model in AUTO else repr(model)}",
+            where="policy.allowed_models",
+            hint=f"allowed: {', '.join(policy.allowed_models) or 'none'}",
+            param="model",
+        )
+    return allowed
+
+
+def _not_ready(cards: list[ExpertCard]) -> NoExpert:
+    states = sorted({f"{card.expert_id} is {card.engine.state.value}" for card in cards})
+    soon = any(card.engine.state in (EngineState.STARTING, EngineState.RESTARTING) for card in cards)
+    return NoExpert(
+        f"no expert is ready: {', '.join(states)}",
+        where=cards[0].peer,
+        hint="try again in a moment" if soon else "see `gnusnode status` for the reason",
+        retry_after=2.0 if soon else None,
+    )
+
+
+def _candidate(card: ExpertCard, request: TaskRequest, intent: Intent, warm: tuple[str, str] | None) -> Candidate:
+    is_warm = warm == (card.peer, card.expert_id)
+    fits = card.service == "elm" and intent.domain != GENERAL and intent.domain in card.domains
+    seconds = expected_seconds(card.engine, request, warm=is_warm)
+    reasons = [f"expected in {seconds:.1f} s, {card.engine.queued} waiting"]
+    if fits:
+        reasons.append(f"specialised in {intent.domain}")
+    elif card.service == "core":
+        reasons.append("broad reasoning")
+    if is_warm:
+        reasons.append("holds this conversation in its cache")
+    if request.model not in AUTO:
+        reasons.append("asked for by name")
+    return Candidate(card, fits, seconds, tuple(reasons))
+
+
+def expected_seconds(engine: EngineInfo, request: TaskRequest, *, warm: bool) -> float:
+    """Estimated wait, prefill and decode of one answer, in seconds."""
+    decode = engine.decode_rate or _UNMEASURED_RATE
+    prefill = engine.prefill_rate or 4 * decode
+    ahead = engine.queued + (0 if engine.free_slots else 1)
+    wait = ahead * _TYPICAL_ANSWER / decode / max(1, engine.slots)
+    prompt = 0.0 if warm else _prompt_tokens(request) / prefill
+    return wait + prompt + min(request.generation.max_tokens, _TYPICAL_ANSWER) / decode
+
+
+def _prompt_tokens(request: TaskRequest) -> float:
+    prompt = request.generation.prompt
+    if prompt.tokens is not None:
+        return len(prompt.tokens)
+    if prompt.text is not None:
+        return len(prompt.text) / _CHARS_PER_TOKEN
+    return sum(len(message.content) for message in prompt.messages or ()) / _CHARS_PER_TOKEN

@@ -1,0 +1,51 @@
+"""Helpers for tests of engines: requests, the fake child's command, and reading a stream."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from gnusnode.contracts.generation import Delta, Done, GenerateRequest, Prompt, Started
+from gnusnode.inference.engine import Engine
+from gnusnode.inference.frames import ChildSpec
+
+FAKE_CHILD = [sys.executable, "-P", "-B", str(Path(__file__).with_name("engine_child.py"))]
+ARTIFACT = "sha256:" + "ab" * 32
+_numbers = itertools.count(1)
+
+
+def fake_spec(path: str = "model.gguf", **fields: Any) -> ChildSpec:
+    return ChildSpec(model_path=path, model_name="fake", artifact_hash=ARTIFACT, **fields)
+
+
+def request_id() -> str:
+    return f"00000000-0000-4000-8000-{next(_numbers):012x}"
+
+
+def generation(text: str = "count", **fields: Any) -> GenerateRequest:
+    fields = {"request_id": request_id(), "max_tokens": 5} | fields
+    return GenerateRequest(prompt=Prompt(text=text), **fields)
+
+
+async def collect(engine: Engine, request: GenerateRequest) -> tuple[Started, list[Delta], Done]:
+    """Reads a whole generation."""
+    async with engine.generate(request) as events:
+        seen = [event async for event in events]
+    first, *deltas, last = seen
+    assert isinstance(first, Started)
+    assert isinstance(last, Done)
+    assert all(isinstance(delta, Delta) for delta in deltas)
+    return first, [delta for delta in deltas if isinstance(delta, Delta)], last
+
+
+def alive(pid: int) -> bool:
+    """Whether a process exists that is not merely waiting to be reaped."""
+    try:
+        os.kill(pid, 0)
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (ProcessLookupError, FileNotFoundError):
+        return False
+    return state != "Z"
