@@ -31,6 +31,7 @@ _HEADER: Final = "gnusnode key v1"
 _MAX_BYTES: Final = 512
 """A key file has about 130 bytes; more is something else."""
 _RESTORE: Final = "restore the file from a backup, or move it away to start with a new identity"
+_RESTORE_STATEMENT: Final = "restore it from a backup, or move it away together with the key.<n>.old beside it"
 
 
 class NodeIdentity:
@@ -140,6 +141,21 @@ def rotate(path: Path, *, now_ms: int) -> KeyRotation:
     return statement
 
 
+def rotations(path: Path) -> list[KeyRotation]:
+    """The statements of all finished rotations of ``path``, the oldest first: what a node shows to be who it was.
+
+    Raises:
+        DataError: one of them is damaged or cannot be read.
+    """
+    number, found = 1, list[KeyRotation]()
+    current = NodeIdentity.load(path).peer_id
+    while (kept := path.with_name(f"{path.name}.{number}.old")).exists():
+        if NodeIdentity.load(kept).peer_id != current:  # else this rotation was cut short
+            found.append(_read_statement(path.with_name(f"{path.name}.{number}.rotation")))
+        number += 1
+    return found
+
+
 def _rotation_number(path: Path, current: NodeIdentity) -> int:
     """The first number whose place is free, or taken by this very rotation before it was cut short."""
     number = 1
@@ -153,10 +169,7 @@ def _rotation_number(path: Path, current: NodeIdentity) -> int:
 def _statement(file: Path, old: NodeIdentity, new: NodeIdentity, now_ms: int) -> KeyRotation:
     """The statement in ``file``, made and written where there is none yet."""
     if file.exists():
-        try:
-            found = KeyRotation.from_bytes(file.read_bytes())
-        except MalformedRecord as error:
-            raise DataError("the rotation statement is damaged", where=str(file), hint="move it away") from error
+        found = _read_statement(file)
         if (found.old_peer_id, found.new_peer_id) == (old.peer_id, new.peer_id):
             return found
     made = KeyRotation.between(old, new, issued_at_ms=now_ms)
@@ -165,6 +178,15 @@ def _statement(file: Path, old: NodeIdentity, new: NodeIdentity, now_ms: int) ->
     os.replace(draft, file)
     sync_directory(file.parent)
     return made
+
+
+def _read_statement(file: Path) -> KeyRotation:
+    try:
+        return KeyRotation.from_bytes(file.read_bytes())
+    except MalformedRecord as error:
+        raise DataError("the rotation statement is damaged", where=str(file), hint=_RESTORE_STATEMENT) from error
+    except OSError as error:
+        raise storage_error(error, file, "cannot read the rotation statement") from error
 
 
 def sync_directory(directory: Path) -> None:

@@ -11,8 +11,7 @@ from gnusnode.contracts.base import SignedRecord
 from gnusnode.contracts.dsse import Signer
 from gnusnode.contracts.outcome import Outcome, refusal
 from gnusnode.observe import events
-from gnusnode.observe.bus import EventBus
-from gnusnode.observe.metrics import NodeMetrics
+from gnusnode.observe.observer import Observer
 from gnusnode.observe.stage import StageTimer
 
 Verifier: TypeAlias = Callable[[SignedRecord], Outcome]
@@ -34,27 +33,25 @@ class RoleContext:
     swarm_id: str
     verify: Verifier
     now_ms: Callable[[], int]
-    metrics: NodeMetrics
-    bus: EventBus
+    observer: Observer
 
     @property
     def peer_id(self) -> str:
         return self.signer.peer_id
 
     def timer(self, request_id: str) -> StageTimer:
-        return StageTimer(request_id, self.metrics, self.bus)
+        return self.observer.timer(request_id)
 
     def require(self, record: SignedRecord) -> None:
         """Goes on only with a record that is to be believed.
 
         Raises:
-            RecordRefused: it is not; counted and published.
+            RecordRefused: it is not; the event says so.
         """
         outcome = self.verify(record)
         if outcome is Outcome.OK:
             return
-        self.metrics.records_refused.labels(record.record_name, outcome.value).inc()
-        self.bus.publish(
+        self.observer.bus.publish(
             events.RecordRefused(record=record.record_name, outcome=outcome.value, signer=record.signer_peer)
         )
         raise refusal(record.record_name, outcome)

@@ -36,8 +36,6 @@ async def read_body(request: Request, model: type[T], *, shape_error: type[GnusE
         raise shape_error(**_first_fault(error)) from error
 
 
-
-
 def _first_fault(error: ValidationError) -> dict[str, Any]:
     first = error.errors(include_url=False, include_input=False)[0]
     # Discriminators and union members stand in the location, but are no fields: they carry brackets or dashes.

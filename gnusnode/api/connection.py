@@ -209,8 +209,10 @@ class Connection:
 
     async def _send(self, event: Event) -> None:
         match event:
-            case RawData(data=data):
+            case RawData(data=data) if data:
                 await self._write(data)
+            case RawData():
+                pass
             case Updated(idle=True):
                 self._idle = self._between = True
                 self._wait_for(self._options.keep_alive_seconds)
@@ -224,17 +226,19 @@ class Connection:
 
     async def _write(self, data: bytes) -> None:
         async with self._write_lock:
-            for start in range(0, len(data), _WRITE):
-                with trio.move_on_after(self._options.stalled_write_seconds) as stalled:
-                    try:
+            try:
+                for start in range(0, len(data), _WRITE):
+                    with trio.fail_after(self._options.stalled_write_seconds):
                         await self._stream.send_all(data[start : start + _WRITE])
-                    except (trio.BrokenResourceError, trio.ClosedResourceError):
-                        self._scope.cancel()
-                        return
-                if stalled.cancelled_caught:
-                    log.info("a client read nothing for %g s: connection aborted", self._options.stalled_write_seconds)
-                    self._scope.cancel()
-                    return
+            except trio.TooSlowError:
+                log.info("a client read nothing for %g s: connection aborted", self._options.stalled_write_seconds)
+                self._scope.cancel()
+            except (trio.BrokenResourceError, trio.ClosedResourceError):
+                self._scope.cancel()
+            except trio.Cancelled:
+                # Part of the data may be out: nothing that is written after it would make sense.
+                self._scope.cancel()
+                raise
 
     async def _finish_sending(self) -> None:
         """The last byte is written: say so, and let the client finish what it is sending."""
@@ -247,7 +251,7 @@ class Connection:
             # TLS cannot half-close; a client that was told "connection: close" leaves by itself.
             self._patience.deadline = min(self._patience.deadline, trio.current_time() + _LINGER)
 
-    # --- running the application: anycorn's TaskGroup protocol -----------------------------------------------------------
+    # --- running the application: anycorn's TaskGroup protocol --------------------------------------------------------
 
     async def spawn_app(
         self, app: object, config: Config, scope: Message, send: Callable[[Message | None], Awaitable[None]]
@@ -272,7 +276,7 @@ class Connection:
         with inbox:
             try:
                 await self._app(scope, inbox.receive, send)
-            except Exception:  # noqa: BLE001 - a bug in a handler must not end the connection's other work unlogged
+            except Exception:
                 log.exception("a request handler failed")
         await send(None)
 
@@ -283,4 +287,5 @@ def _adapt(app: ASGIApp) -> Any:
 
 
 def _address(name: Any) -> tuple[str, int] | None:
-    return (name[0], name[1]) if isinstance(name, tuple) else None
+    # A unix socket has a path for a name.
+    return None if isinstance(name, str | bytes) else (str(name[0]), int(name[1]))

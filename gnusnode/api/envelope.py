@@ -11,7 +11,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gnusnode.errors import GnusError, InternalError, MethodNotAllowed, NotFound, RequestError
+from gnusnode.errors import GnusError, InternalError, MethodNotAllowed, NotFound, Overloaded, RequestError
 
 JSON: Final = "application/json"
 
@@ -48,9 +48,14 @@ def json_response(content: Any, *, status: int = 200, headers: dict[str, str] | 
 
 def error_bytes(status: int) -> bytes:
     """The envelope for a request that never became one: malformed, too large a head, or a server that is full."""
-    phrase = HTTPStatus(status).phrase
-    error = RequestError(f"HTTP {status}: {phrase.lower()}") if status < HTTPStatus.INTERNAL_SERVER_ERROR else None
-    return to_json(error_object(error or InternalError(f"HTTP {status}: {phrase.lower()}")))
+    match status:
+        case HTTPStatus.SERVICE_UNAVAILABLE:
+            error = Overloaded("this node has all the connections that it takes", where="api.max_connections")
+        case HTTPStatus.INTERNAL_SERVER_ERROR:
+            error = InternalError("the node made a mistake", hint="see its log")
+        case _:
+            error = RequestError(f"not a request that this node can read: {HTTPStatus(status).phrase.lower()}")
+    return to_json(error_object(error))
 
 
 def from_http_exception(request: Request, error: HTTPException) -> Response:
@@ -62,7 +67,7 @@ def from_http_exception(request: Request, error: HTTPException) -> Response:
         if request.method == "OPTIONS":
             return Response(status_code=204, headers=headers)
         refused = error_response(
-            MethodNotAllowed(f"{request.method} is not allowed here", where=request.url.path, hint=headers["allow"])
+            MethodNotAllowed(f"{request.method} is not allowed here", where=request.url.path, hint=f"use {headers['allow']}")
         )
         refused.headers.update(headers)
         return refused

@@ -10,7 +10,9 @@ from typing import Any, Protocol
 import trio
 from prometheus_client import CollectorRegistry
 
+from gnusnode.contracts.base import SignedRecord
 from gnusnode.contracts.generation import EmbedRequest, EmbedResult
+from gnusnode.contracts.outcome import Outcome
 from gnusnode.contracts.services import ChoiceDelta, ChoiceDone, PlanMade, PlanView, TaskDone, TaskRequest
 
 
@@ -34,7 +36,7 @@ class Readiness:
     """Whether the node can do what its roles promise; ``reasons`` maps a role or part to why it cannot (yet)."""
 
     ready: bool
-    reasons: dict[str, str] = field(default_factory=dict)
+    reasons: dict[str, str] = field(default_factory=dict[str, str])
 
 
 class NodeFacade(Protocol):
@@ -63,6 +65,10 @@ class NodeFacade(Protocol):
 
     async def plan(self, request_id: str) -> PlanView:
         """Raises ``NotFound`` when this node has no such request."""
+        ...
+
+    def verify(self, record: SignedRecord) -> Outcome:
+        """Whether a signed record was to be believed when it was issued: ``ok``, or why not."""
         ...
 
     def request_stop(self) -> None:

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from prometheus_client import CollectorRegistry, Counter, Gauge
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -22,6 +21,8 @@ from gnusnode.api.keys import KeyStore
 from gnusnode.api.limits import KeyUsage, Limits
 from gnusnode.api.options import ApiOptions
 from gnusnode.errors import GnusError, InternalError, TooLarge, Unavailable
+from gnusnode.observe.events import RequestRefused
+from gnusnode.observe.observer import Observer
 
 log = logging.getLogger(__name__)
 
@@ -40,7 +41,7 @@ class RequestInfo:
     principal: Principal
     usage: KeyUsage | None = None
     traceparent: str | None = None
-    headers: dict[str, str] = field(default_factory=dict)
+    headers: dict[str, str] = field(default_factory=dict[str, str])
     """More headers for the answer."""
 
     def charge(self, tokens: int) -> None:
@@ -56,20 +57,10 @@ def info_of(scope: Any) -> RequestInfo:
     return found
 
 
-class HttpMetrics:
-    """Counts of the HTTP surface, in the node's own registry."""
-
-    def __init__(self, registry: CollectorRegistry) -> None:
-        self.requests = Counter(
-            "gnusnode_http_requests", "HTTP requests by route group and status.", ["group", "status"], registry=registry
-        )
-        self.in_flight = Gauge("gnusnode_http_in_flight", "HTTP requests being answered.", registry=registry)
-
-
 class Gateway:
     """The outermost ASGI application. Never raises: whatever goes wrong becomes an envelope or ends the stream."""
 
-    def __init__(self, app: ASGIApp, node: NodeFacade, options: ApiOptions, keys: KeyStore) -> None:
+    def __init__(self, app: ASGIApp, node: NodeFacade, options: ApiOptions, keys: KeyStore, observer: Observer) -> None:
         self._app = app
         self._node = node
         self._options = options
@@ -77,7 +68,7 @@ class Gateway:
         self._limits = Limits(options.max_in_flight)
         self._hosts = {name.lower() for name in (*options.allowed_hosts, options.host)}
         self._origins = frozenset(options.cors_origins)
-        self._metrics = HttpMetrics(node.metrics)
+        self._bus = observer.bus
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -85,15 +76,15 @@ class Gateway:
         headers = Headers(scope=scope)
         answer = _Answer(send, self._node.peer_id, head_only=scope["method"] == "HEAD")
         answer.extra.extend(cors_headers(headers.get("origin"), self._origins))
-        with self._metrics.in_flight.track_inprogress():
-            try:
-                await self._admit(scope, headers, receive, answer)
-            except GnusError as error:
-                await answer.fail(error, scope, receive)
-            except Exception:  # noqa: BLE001 - the last fence: a bug answers 500 and never ends the daemon
-                log.exception("request %s failed", answer.request_id)
-                await answer.fail(InternalError("the node made a mistake", hint="see its log"), scope, receive)
-        self._metrics.requests.labels(_group(scope["path"]), str(answer.status)).inc()
+        try:
+            await self._admit(scope, headers, receive, answer)
+        except GnusError as error:
+            # Handlers answer their own errors; what arrives here was turned away before.
+            self._bus.publish(RequestRefused(code=error.code))
+            await answer.fail(error, scope, receive)
+        except Exception:
+            log.exception("request %s failed", answer.request_id)
+            await answer.fail(InternalError("the node made a mistake", hint="see its log"), scope, receive)
 
     async def _admit(self, scope: Scope, headers: Headers, receive: Receive, answer: _Answer) -> None:
         state: dict[str, Any] = scope.setdefault("state", {})
@@ -219,11 +210,3 @@ def _traceparent(headers: Headers) -> str | None:
     """A caller's W3C trace context, if it is well formed."""
     given = headers.get("traceparent", "")
     return given if _TRACEPARENT.fullmatch(given) else None
-
-
-def _group(path: str) -> str:
-    """A label of bounded cardinality."""
-    head, _, rest = path.lstrip("/").partition("/")
-    if head == "v1":
-        return f"v1/{rest}" if rest in ("chat/completions", "completions", "embeddings", "models") else "v1"
-    return head if head in ("gnus", "healthz", "readyz", "metrics", "openapi.json") else "other"

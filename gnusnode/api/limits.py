@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -65,7 +65,7 @@ class KeyUsage:
             self._requests.level -= 1
 
     @contextmanager
-    def under_way(self) -> Iterator[None]:
+    def under_way(self) -> Generator[None]:
         self._in_flight += 1
         try:
             yield
@@ -110,7 +110,7 @@ class Limits:
         return known[1]
 
     @contextmanager
-    def slot(self) -> Iterator[None]:
+    def slot(self) -> Generator[None]:
         """One of the ``max_in_flight`` places for requests that are being answered.
 
         Raises:

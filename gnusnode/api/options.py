@@ -14,6 +14,8 @@ from gnusnode.errors import ConfigError
 
 LOOPBACK_NAMES: Final = frozenset({"localhost", "127.0.0.1", "::1"})
 
+DEFAULT_SAMPLING: Final = Sampling(temperature=0.7, top_p=0.95, min_p=0.05)
+
 
 @dataclass(frozen=True)
 class ApiOptions:
@@ -48,7 +50,7 @@ class ApiOptions:
     """Tokens that come faster than this are put into one chunk."""
     request_seconds: float = 120.0
     default_max_tokens: int = 1024
-    default_sampling: Sampling = Sampling(temperature=0.7, top_p=0.95, min_p=0.05)
+    default_sampling: Sampling = DEFAULT_SAMPLING
     """Where a request is silent; the seed is then drawn anew for each request."""
     policy: PolicyEnvelope | None = None
     """What the operator allows at most; None: whatever a request's own policy says."""
@@ -99,7 +101,7 @@ def refuse_exposure(options: ApiOptions, *, has_keys: bool) -> None:
         raise ConfigError(
             f"the API may not leave this machine without {' and '.join(missing)}",
             where=f"api.listen = {options.address!r}",
-            hint="listen on 127.0.0.1, or create a key (gnusnode keys create NAME) and set api.tls_cert and api.tls_key",
+            hint="listen on 127.0.0.1, or make a key (gnusnode keys create NAME) and set api.tls_cert and api.tls_key",
         )
 
 

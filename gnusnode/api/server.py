@@ -15,11 +15,12 @@ from starlette.types import ASGIApp
 from gnusnode.api.app import build_app
 from gnusnode.api.connection import Connection, protocol_config
 from gnusnode.api.envelope import error_bytes
-from gnusnode.api.events import EventFeed
 from gnusnode.api.facade import NodeFacade
 from gnusnode.api.keys import KeyStore
 from gnusnode.api.options import ApiOptions, BoundAddresses, refuse_exposure, tls_context
 from gnusnode.api.sockets import bound, peer_is_owner
+from gnusnode.observe.metrics import NodeMetrics
+from gnusnode.observe.observer import Observer
 
 log = logging.getLogger(__name__)
 
@@ -31,8 +32,8 @@ async def serve_api(
     node: NodeFacade,
     options: ApiOptions,
     keys: KeyStore,
+    observer: Observer,
     *,
-    events: EventFeed | None = None,
     task_status: trio.TaskStatus[BoundAddresses] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Serves the API until ``node.stopping`` is set; then open streams end with an error event, and stuck clients are
@@ -44,9 +45,9 @@ async def serve_api(
     """
     refuse_exposure(options, has_keys=bool(keys.list()))
     context = tls_context(options)
-    app = build_app(node, options, keys, events=events)
+    app = build_app(node, options, keys, observer)
     async with bound(options) as listeners:
-        server = _Server(app, options, context)
+        server = _Server(app, options, context, observer.metrics)
         async with trio.open_nursery() as connections:
             async with trio.open_nursery() as accepting:
                 for listener in listeners.tcp:
@@ -67,10 +68,11 @@ async def serve_api(
 class _Server:
     """What connections share."""
 
-    def __init__(self, app: ASGIApp, options: ApiOptions, context: ssl.SSLContext | None) -> None:
+    def __init__(self, app: ASGIApp, options: ApiOptions, context: ssl.SSLContext | None, metrics: NodeMetrics) -> None:
         self._app = app
         self._options = options
         self._tls = context
+        self._metrics = metrics
         self._config = protocol_config(options)
         self._worker = WorkerContext(None)
         self._open: set[Connection] = set()
@@ -93,13 +95,15 @@ class _Server:
         """Whatever one client provokes ends its own connection and nothing else; the stream is closed in any case."""
         try:
             await serve(stream)
-        except Exception as error:  # noqa: BLE001 - see above; Cancelled is no Exception and passes
+        except Exception as error:
+            self._metrics.http_faults.inc()
             log.info("connection ended: %r", error, exc_info=log.isEnabledFor(logging.DEBUG))
         finally:
             await trio.aclose_forcefully(stream)
 
     async def _serve_tcp(self, stream: trio.SocketStream) -> None:
         if self._tcp_count >= self._options.max_connections:
+            self._metrics.http_refused.labels("full").inc()
             await self._turn_away(stream)
             return
         self._tcp_count += 1
@@ -109,7 +113,9 @@ class _Server:
             self._tcp_count -= 1
 
     async def _serve_unix(self, stream: trio.SocketStream) -> None:
-        if self._unix_count >= _UNIX_CONNECTIONS or not peer_is_owner(stream.socket):
+        foreign = not peer_is_owner(stream.socket)
+        if foreign or self._unix_count >= _UNIX_CONNECTIONS:
+            self._metrics.http_refused.labels("foreign" if foreign else "full").inc()
             return
         self._unix_count += 1
         try:
@@ -125,13 +131,12 @@ class _Server:
             await secure.do_handshake()
         return secure
 
-    async def _serve(
-        self, stream: trio.SocketStream | trio.SSLStream[trio.SocketStream], *, unix: bool
-    ) -> None:
+    async def _serve(self, stream: trio.SocketStream | trio.SSLStream[trio.SocketStream], *, unix: bool) -> None:
         connection = Connection(stream, self._app, self._config, self._worker, self._options, {"unix": unix})
         self._open.add(connection)
         try:
-            await connection.run()
+            with self._metrics.http_connections.track_inprogress():
+                await connection.run()
         finally:
             self._open.discard(connection)
 

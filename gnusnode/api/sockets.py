@@ -8,7 +8,7 @@ import os
 import socket
 import stat
 import struct
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,7 +32,7 @@ class Listeners:
 
 
 @asynccontextmanager
-async def bound(options: ApiOptions) -> AsyncIterator[Listeners]:
+async def bound(options: ApiOptions) -> AsyncGenerator[Listeners]:
     """Everything that ``options`` names, bound and listening; closed, and the socket file removed, at the end.
 
     Raises:
@@ -42,22 +42,22 @@ async def bound(options: ApiOptions) -> AsyncIterator[Listeners]:
     try:
         unix = None if options.unix_socket is None else _bind_unix(options.unix_socket)
     except BaseException:
-        await _close(tcp)
+        _close(tcp)
         raise
     names = tuple(listener.socket.getsockname()[:2] for listener in tcp)
     addresses = BoundAddresses(tcp=names, unix=options.unix_socket, secure=options.tls_cert is not None)
     try:
         yield Listeners(tcp=tuple(tcp), unix=unix, addresses=addresses)
     finally:
-        await _close([*tcp, unix] if unix is not None else tcp)
+        _close([*tcp, unix] if unix is not None else tcp)
         if options.unix_socket is not None:
             with contextlib.suppress(OSError):
                 options.unix_socket.unlink()
 
 
-async def _close(listeners: list[trio.SocketListener]) -> None:
+def _close(listeners: list[trio.SocketListener]) -> None:
     for listener in listeners:
-        await trio.aclose_forcefully(listener)
+        listener.socket.close()
 
 
 async def _bind_tcp(options: ApiOptions) -> list[trio.SocketListener]:
@@ -71,7 +71,7 @@ async def _bind_tcp(options: ApiOptions) -> list[trio.SocketListener]:
         ) from error
     if options.port == 0:
         # A name with several addresses would get a different port on each: keep the first only.
-        await _close(listeners[1:])
+        _close(listeners[1:])
         del listeners[1:]
     return listeners
 

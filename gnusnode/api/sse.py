@@ -9,6 +9,7 @@ from typing import Any, Final, Protocol
 
 import trio
 from pydantic_core import to_json
+from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from gnusnode.api.envelope import error_object
@@ -53,12 +54,13 @@ class Encoder(Protocol):
         ...
 
 
-class TaskStream:
+class TaskStream(Response):
     """An ASGI response that runs its tasks. What fails before the first visible event is raised, and so gets its HTTP
     status; later failures are an error event after which the stream ends without ``[DONE]``.
     """
 
     def __init__(self, node: NodeFacade, options: ApiOptions, jobs: Sequence[Job], encoder: Encoder) -> None:
+        super().__init__()
         self._node = node
         self._options = options
         self._jobs = jobs
@@ -79,7 +81,7 @@ class TaskStream:
                 last = DONE
             except GnusError as error:
                 last = data_event(error_object(error))
-            except Exception:  # noqa: BLE001 - the status is sent: a bug can only be reported inside the stream
+            except Exception:
                 log.exception("a stream failed")
                 last = data_event(error_object(InternalError("the node made a mistake", hint="see its log")))
             await send(body_message(last, more=False))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Final, TypeVar
@@ -80,7 +80,7 @@ class Feed:
 
 
 @asynccontextmanager
-async def running(node: NodeFacade, jobs: Sequence[Job]) -> AsyncIterator[Feed]:
+async def running(node: NodeFacade, jobs: Sequence[Job]) -> AsyncGenerator[Feed]:
     """Runs ``jobs`` side by side until the context is left."""
     send, receive = trio.open_memory_channel[Event | GnusError](_AHEAD)
     async with trio.open_nursery() as nursery:

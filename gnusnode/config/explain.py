@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from difflib import get_close_matches
-from typing import Any, get_args
+from typing import Any, Final, get_args
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
@@ -13,7 +13,9 @@ from gnusnode.config.settings import Settings
 from gnusnode.config.tomlfile import KeyPath
 from gnusnode.errors import ConfigError
 
-_MAX_SHOWN = 80
+_MAX_SHOWN: Final = 80
+_MAX_REASON: Final = 300
+"""Characters: a reason may quote the value."""
 
 
 def config_error(error: ValidationError, where: Callable[[KeyPath], str]) -> ConfigError:
@@ -60,7 +62,7 @@ def _walk(loc: tuple[int | str, ...]) -> tuple[KeyPath, type[BaseModel]]:
 
 def _reason(item: ErrorDetails) -> str:
     text = item["msg"].removeprefix("Value error, ").removeprefix("Input ")
-    return text[:1].lower() + text[1:]
+    return text[:1].lower() + text[1:_MAX_REASON]
 
 
 def _shown(value: object) -> str:

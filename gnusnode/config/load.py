@@ -15,7 +15,7 @@ from typing import Any, Final, cast
 from pydantic import ValidationError
 
 from gnusnode.config import explain, tomlfile
-from gnusnode.config.options import options, section_model
+from gnusnode.config.options import Option, options, section_model
 from gnusnode.config.paths import Home
 from gnusnode.config.resources import configs_dir
 from gnusnode.config.settings import Settings
@@ -110,7 +110,14 @@ def profiles() -> list[str]:
 
 def _flag(key: str, value: Any) -> Any:
     option = options().get(key)
-    return option.parse(value) if option and isinstance(value, str) else value
+    return _parsed(option, value, "command line") if option and isinstance(value, str) else value
+
+
+def _parsed(option: Option, text: str, where: str) -> Any:
+    try:
+        return option.parse(text)
+    except ValueError as error:
+        raise ConfigError(f"{option.key} is neither a comma-separated nor a JSON list: {error}", where=where) from error
 
 
 def _config_file(home: Home, config: Path | None, env: Mapping[str, str]) -> TomlFile | None:
@@ -162,7 +169,4 @@ def _from_env(env: Mapping[str, str]) -> Iterator[tuple[str, tuple[Any, str]]]:
             near = get_close_matches(variable.upper(), [*known, *NOT_SETTINGS], 1)
             hint = f"did you mean {near[0]}?" if near else "unset it; `gnusnode config schema` lists all options"
             raise ConfigError(f"unknown variable {variable}", where="environment", hint=hint)
-        try:
-            yield option.key, (option.parse(env[variable]), variable)
-        except ValueError as error:
-            raise ConfigError(f"neither a comma-separated nor a JSON list: {error}", where=f"env {variable}") from error
+        yield option.key, (_parsed(option, env[variable], f"env {variable}"), variable)

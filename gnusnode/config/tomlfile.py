@@ -93,6 +93,7 @@ def _index(text: str) -> dict[KeyPath, int]:
         if gathered.lstrip().startswith("["):
             table = _enter(statement, counts)
             lines[table] = begin
+            lines.setdefault(tuple(part for part in table if isinstance(part, str)), begin)
         else:
             for key in _keys(statement):
                 lines.setdefault((*table, *key), begin)

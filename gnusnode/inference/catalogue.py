@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-import gnusnode
+from gnusnode.config.resources import configs_dir
 from gnusnode.contracts.base import describe
 from gnusnode.contracts.ids import Sha256
 from gnusnode.errors import ConfigError
@@ -66,16 +66,10 @@ def load_catalogue(path: Path | None = None) -> Catalogue:
     Raises:
         ConfigError: missing or malformed.
     """
-    path = path or _shipped()
+    path = path or configs_dir() / "models.toml"
     try:
         return Catalogue.model_validate(tomllib.loads(path.read_text("utf-8")))
     except ValidationError as error:
         raise ConfigError(describe(error), where=str(path), hint="correct the entry") from error
     except (OSError, ValueError) as error:
         raise ConfigError(f"cannot be read: {error}", where=str(path), hint="reinstall gnusnode") from error
-
-
-def _shipped() -> Path:
-    package = Path(gnusnode.__file__).parent
-    installed = package / "_configs" / "models.toml"
-    return installed if installed.exists() else package.parent / "configs" / "models.toml"

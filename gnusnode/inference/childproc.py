@@ -11,6 +11,7 @@ import signal
 import subprocess
 from collections import deque
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Final
 
 import trio
@@ -119,28 +120,27 @@ class ChildProcess:
         """Sends a signal; does nothing when the process is gone."""
         self._popen.send_signal(number)
 
-    async def wait(self) -> int:
-        """The exit status, negative for a signal."""
-        if self._popen.poll() is None:
-            if hasattr(os, "pidfd_open"):
-                descriptor = os.pidfd_open(self._popen.pid)
-                try:
-                    await trio.lowlevel.wait_readable(descriptor)
-                finally:
-                    os.close(descriptor)
-            else:
-                await trio.to_thread.run_sync(self._popen.wait, abandon_on_cancel=True)
-        status = self._popen.poll()
-        assert status is not None, "the process was reaped by somebody else"
-        return status
+    async def exited(self) -> None:
+        """Waits until the process has ended, without taking its status."""
+        if self._popen.returncode is not None:
+            return
+        if hasattr(os, "pidfd_open"):
+            descriptor = os.pidfd_open(self._popen.pid)
+            try:
+                await trio.lowlevel.wait_readable(descriptor)
+            finally:
+                os.close(descriptor)
+        else:
+            await trio.to_thread.run_sync(self._popen.wait, abandon_on_cancel=True)
 
     async def end(self, *, farewell: bytes = b"", grace: float = 0.0) -> int | None:
         """Ends the process: a last frame and ``grace`` seconds to leave, SIGTERM, SIGKILL; without, at once.
 
-        Runs to its end even when cancelled. ``write_forever`` must not run any more.
+        What it started itself goes with it. Runs to its end even when cancelled; doing it twice does nothing.
+        ``write_forever`` must not run any more when there is a ``farewell``.
 
         Returns:
-            The exit status; None when the kernel still holds the killed process.
+            The exit status, negative for a signal; None when the kernel still holds the killed process.
         """
         with trio.CancelScope(shield=True):
             if grace:
@@ -148,8 +148,11 @@ class ChildProcess:
                 if not await self._gone_within(grace):
                     self.signal(signal.SIGTERM)
                     await self._gone_within(_TERM_GRACE)
-            self.signal(signal.SIGKILL)
-            await self._gone_within(_KILL_GRACE)
+            if self._popen.returncode is None:
+                # The whole session, and before the status is taken: until then nobody else can have this number.
+                with suppress(ProcessLookupError, PermissionError):  # macOS: EPERM for a process that has ended
+                    os.killpg(self._popen.pid, signal.SIGKILL)
+                await self._gone_within(_KILL_GRACE)
             for stream in (self._stdin, self._stdout, self._stderr):
                 await trio.aclose_forcefully(stream)
             return self._popen.poll()
@@ -162,9 +165,9 @@ class ChildProcess:
                 return  # it is gone already
 
     async def _gone_within(self, seconds: float) -> bool:
-        with trio.move_on_after(seconds):
-            await self.wait()
-        return self._popen.poll() is not None
+        with trio.move_on_after(seconds) as scope:
+            await self.exited()
+        return not scope.cancelled_caught
 
 
 def describe_exit(status: int | None) -> str:

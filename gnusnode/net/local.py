@@ -263,7 +263,7 @@ def decode_item(method: StreamMethod[Any, Item], data: bytes) -> Item:
         raise MalformedRecord(f"{name}: {error}") from error
     except ValidationError as error:
         raise MalformedRecord(f"{name}: {describe(error)}") from error
-    if not isinstance(item, Record) or item.to_bytes() != data:
+    if not isinstance(item, Record) or canonical.encode_known(item.to_plain()) != data:
         raise MalformedRecord(f"{name}: a field is missing or of another type than its schema says")
     return item
 

@@ -92,7 +92,7 @@ class ModelChanged(Event):
 
 
 class PullProgressed(Event):
-    """A download went on. At most four a second for one file."""
+    """A download went on; at most four of these a second for one file."""
 
     name: ClassVar[str] = "pull.progressed"
 
@@ -108,7 +108,6 @@ class RequestStarted(Event):
 
     request_id: Uuid
     endpoint: Word
-    model: Word
 
 
 class RequestEnded(Event):
@@ -121,9 +120,9 @@ class RequestEnded(Event):
     outcome: Outcome
     code: Word | None = None
     """The code of the error that ended it."""
-    prompt_tokens: Count = 0
-    cached_tokens: Count = 0
-    completion_tokens: Count = 0
+    tokens_in: Count = 0
+    tokens_cached: Count = 0
+    tokens_out: Count = 0
     first_token_ms: Milliseconds | None = None
     total_ms: Milliseconds
 
@@ -149,7 +148,7 @@ class PlanMade(Event):
 
 
 class StageEnded(Event):
-    """A stage of a request is over. ``observe.stage`` alone writes it."""
+    """A stage of a request is over; written by ``observe.stage`` alone."""
 
     name: ClassVar[str] = "stage.ended"
 

@@ -50,7 +50,7 @@ class NodeMetrics:
         self.stage_seconds = histogram(
             "gnusnode_stage_seconds", "Time spent in a stage.", _STAGE_BUCKETS, "stage", "outcome"
         )
-        self.tokens = counter("gnusnode_tokens", "Tokens read (prompt), reused (cached) and made (completion).", "kind")
+        self.tokens = counter("gnusnode_tokens", "Tokens of requests: `in`, of these `cached`, and `out`.", "kind")
 
         self.queue_depth = gauge("gnusnode_queue_depth", "Generations that wait for a slot.", "model")
         self.streams = gauge("gnusnode_streams_active", "Generations that hold a slot.", "model")
@@ -108,9 +108,9 @@ class NodeMetrics:
         self.request_seconds.labels(event.endpoint).observe(event.total_ms / 1000)
         if event.first_token_ms is not None:
             self.first_token_seconds.observe(event.first_token_ms / 1000)
-        self.tokens.labels("prompt").inc(event.prompt_tokens)
-        self.tokens.labels("cached").inc(event.cached_tokens)
-        self.tokens.labels("completion").inc(event.completion_tokens)
+        self.tokens.labels("in").inc(event.tokens_in)
+        self.tokens.labels("cached").inc(event.tokens_cached)
+        self.tokens.labels("out").inc(event.tokens_out)
 
     def _makers(self) -> tuple[Callable[..., Counter], Callable[..., Gauge], Callable[..., Histogram]]:
         registry = self.registry

@@ -116,7 +116,7 @@ class BlobReader:
         chunk = await self._blobs.run(self._read)
         if not chunk and self._digest.hexdigest() != self._expected:
             raise faults.damaged(
-                "the blob's bytes do not have the digest in its name", self._blobs.path(self._expected)
+                "the blob's bytes do not have the digest in its name", self._blobs.path("sha256:" + self._expected)
             )
         return chunk
 

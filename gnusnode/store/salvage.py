@@ -41,8 +41,8 @@ class Salvage:
 def salvage(store: Path, out: Path) -> Salvage:
     """Writes every readable entry of ``store`` to the new file ``out``. Blocks.
 
-    A line is ``{"table", "key", "value"}``: the key in hex, the value decoded when it is canonical CBOR without byte
-    strings, else ``"value_base64"``. When the trees are damaged, pages that none of them leads to are searched as well:
+    A line is ``{"table", "key", "value"}``: the key in hex, the value decoded when it is a record without byte strings,
+    else ``"value_base64"``. When the trees are damaged, pages that none of them leads to are searched as well:
     their entries have the table null and may be older states.
 
     Raises:
@@ -138,7 +138,10 @@ class _Reader:
 def _write_line(stream: TextIO, table: str | None, key: bytes, value: bytes) -> None:
     line: dict[str, object] = {"table": table, "key": key.hex()}
     try:
-        text = json.dumps({**line, "value": canonical.decode(value)})
+        record = canonical.decode(value)
+        if not isinstance(record, dict):
+            raise TypeError("not a record")
+        text = json.dumps({**line, "value": record})
     except (canonical.NotCanonical, TypeError):  # other bytes, or byte strings inside
         text = json.dumps({**line, "value_base64": base64.b64encode(value).decode("ascii")})
     stream.write(text + "\n")

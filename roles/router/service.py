@@ -49,6 +49,8 @@ Send = Callable[[PlanMade | ChoiceDelta | ChoiceDone | TaskDone], Awaitable[None
 _ASK_MODEL_SECONDS: Final = 2.0
 """How long the router waits for a model's opinion on the domain; without it the words decide."""
 _DRAFT: Final = {"core": CORE_DRAFT, "elm": ELM_DRAFT}
+_DRIVEN: Final = frozenset(_DRAFT)
+"""Services that this router knows how to drive; a plan promises no stage beyond them."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +95,7 @@ class _Decision:
 
 
 class Router:
-    """The service ``router``. ``swarm`` says at any time who is a member, who is ours and which services a plan may use."""
+    """The service ``router``. ``swarm`` says at any time who is a member, who is ours and which services there are."""
 
     def __init__(
         self,
@@ -135,7 +137,7 @@ class Router:
         for place in range(1 + self._options.requeues):
             left = decision.ranked[place:]
             with timer.stage(Stage.ROUTING):
-                graph = choose_graph(request, decision.intent, left, self._swarm())
+                graph = choose_graph(request, decision.intent, left, self._view())
                 attempt = _Attempt(self._plan(request, decision, graph, context), left[0])
             await self._announce(attempt, decision.intent, (*decision.intent.reasons, *graph.reasons, *notes), send)
             try:
@@ -156,7 +158,7 @@ class Router:
         intent = await self._classified(request, context)
         privacy = privacy_for(request.policy, intent.risk)
         warm = self._prefixes.find(request.policy.tenant, request.generation.prompt.messages or ())
-        ranked = choose_experts(cards, request, intent, privacy, self._swarm(), warm=warm)
+        ranked = choose_experts(cards, request, intent, privacy, self._view(), warm=warm)
         return _Decision(intent, privacy, cards, tuple(ranked))
 
     async def _classified(self, request: TaskRequest, context: CallContext) -> Intent:
@@ -187,6 +189,10 @@ class Router:
             return replace(intent, reasons=(*intent.reasons, f"no model was asked for the domain: {error.code}"))
         return settle(intent, scored.model_copy(update={"label": scored.label.strip()}))
 
+    def _view(self) -> Swarm:
+        swarm = self._swarm()
+        return replace(swarm, services=swarm.services & _DRIVEN)
+
     def _plan(self, request: TaskRequest, decision: _Decision, graph: Graph, context: CallContext) -> ExecutionPlan:
         issue = Issue(
             signer=self._node.signer,
@@ -201,7 +207,7 @@ class Router:
 
     async def _announce(self, attempt: _Attempt, intent: Intent, reasons: tuple[str, ...], send: Send) -> None:
         card = attempt.candidate.card
-        self._node.bus.publish(
+        self._node.observer.bus.publish(
             events.PlanMade(
                 request_id=attempt.plan.request_id,
                 plan_digest=attempt.plan.digest,
@@ -272,7 +278,7 @@ class Router:
         )
 
 
-# --- pure parts ----------------------------------------------------------------------------------------------------------
+# --- pure parts -------------------------------------------------------------------------------------------------------
 
 
 def asked(request: TaskRequest) -> str:
@@ -326,7 +332,7 @@ def total_usage(parts: list[Usage]) -> Usage:
 def _check_limits(request: TaskRequest) -> None:
     if request.policy.max_tokens < request.choices:
         raise RequestError(
-            f"the policy allows {request.policy.max_tokens} tokens, less than one for each of {request.choices} choices",
+            f"the policy allows {request.policy.max_tokens} tokens, less than one for each choice",
             param="n",
             hint="ask for fewer choices or allow more tokens",
         )

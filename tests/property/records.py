@@ -21,7 +21,7 @@ from gnusnode.contracts.consensus import Vote
 from gnusnode.contracts.events import GENESIS, names_content
 from gnusnode.contracts.memory import TrustClass
 from gnusnode.contracts.roster import Roster
-from gnusnode.contracts.swarm import LOWEST_TIER, KeyRotation, RevocationKind, RotationProof, Tier
+from gnusnode.contracts.swarm import LOWEST_TIER, KeyRotation, RevocationKind
 from gnusnode.identity import NodeIdentity
 
 NOW: Final = 1_775_410_000_000
@@ -129,9 +129,9 @@ def _flat(metadata: Iterable[Any]) -> Iterable[Any]:
 
 
 def _bounds(notes: list[Any], kind: type, attribute: str, otherwise: Any) -> Any:
-    found = [getattr(note, attribute) for note in notes if isinstance(note, kind | StringConstraints)
-             and getattr(note, attribute, None) is not None]
-    return found[0] if found else otherwise
+    sources = [note for note in notes if isinstance(note, kind | StringConstraints)]
+    limits = [limit for note in sources if (limit := getattr(note, attribute, None)) is not None]
+    return limits[0] if limits else otherwise
 
 
 _scalars = (
@@ -141,13 +141,14 @@ _scalars = (
     | st.floats(allow_nan=False, allow_infinity=False)
     | st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
 )
-json_objects: Final = st.dictionaries(
-    st.text(st.characters(exclude_categories=["Cs"]), max_size=8),
-    st.recursive(_scalars, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text("abc"), inner, max_size=3), max_leaves=6),
-    max_size=3,
+_json = st.recursive(
+    _scalars,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text("abc"), inner, max_size=3),
+    max_leaves=6,
 )
+json_objects: Final = st.dictionaries(st.text(st.characters(exclude_categories=["Cs"]), max_size=8), _json, max_size=3)
 
-# --- what one field says about another ----------------------------------------------------------------------------------
+# --- what one field says about another --------------------------------------------------------------------------------
 
 Fit = Callable[[st.DrawFn, dict[str, Any]], None]
 
@@ -177,8 +178,7 @@ def _receipt(draw: st.DrawFn, fields: dict[str, Any]) -> None:
 
 def _audit_event(draw: st.DrawFn, fields: dict[str, Any]) -> None:
     fields["fields"] = {key: value for key, value in fields["fields"].items() if not names_content(key)}
-    if fields["seq"] == 0:
-        fields["prev"] = GENESIS
+    fields["prev"] = GENESIS if fields["seq"] == 0 else draw(st.binary(max_size=4).map(ids.sha256))
 
 
 def _evidence(draw: st.DrawFn, fields: dict[str, Any]) -> None:
@@ -223,7 +223,7 @@ FIT: Final[dict[str, Fit]] = {
 
 
 def sign_plain(plain: dict[str, Any], cls: type[SignedRecord], by: dsse.Signer = ME) -> bytes:
-    """The bytes of ``plain`` with a signature that is right for exactly these fields, whatever the model thinks of them."""
+    """The bytes of ``plain`` with a signature that is right for exactly these fields, whatever the model says."""
     body = {key: value for key, value in plain.items() if key != cls.signature_field}
     body[cls.signer_field] = by.peer_id
     signature = dsse.sign(by, dsse.payload_type(cls.record_name), canonical.encode(body))

@@ -212,7 +212,6 @@ async def test_streams_of_an_engine_that_stops_end_with_a_typed_error() -> None:
 
 
 async def test_what_the_child_says_of_itself_is_in_info_and_its_pulse_keeps_it_fresh() -> None:
-    pongs = trio.Event()
     events: list[str] = []
 
     def notify(name: str, _fields: dict[str, Any]) -> None:
@@ -226,7 +225,6 @@ async def test_what_the_child_says_of_itself_is_in_info_and_its_pulse_keeps_it_f
     assert (info.model, info.artifact_hash, info.state) == ("fake", ARTIFACT, EngineState.READY)
     assert (info.n_ctx, info.build, info.decode_rate) == (777, "fake", 50.0)
     assert events == ["engine_ready"]
-    del pongs
 
 
 async def test_a_quarantined_artifact_is_not_started() -> None:

@@ -271,7 +271,7 @@ async def test_a_store_of_a_newer_version_is_refused_and_left_as_it_is(home: Pat
             pytest.fail("opened a newer store")
     assert refused.value.exit_code == 6
     assert "newer" in str(refused.value)
-    assert (home / "data.mdb").read_bytes()[8192:] == before[8192:]
+    assert (home / "data.mdb").read_bytes() == before
 
 
 async def test_a_body_error_comes_out_as_it_is(home: Path) -> None:
@@ -303,10 +303,8 @@ def test_every_table_is_described_and_named_once() -> None:
 async def test_a_sound_store_passes_the_whole_check(home: Path) -> None:
     async with open_store(home) as store:
         for round_ in range(4):
-            await store.write(
-                lambda txn, r=round_: [txn.put(PLANS, b"%04d" % n, bytes([r]) * (20 * n)) for n in range(500)]
-            )
-        for number in range(0, 500, 3):
+            await store.write(lambda txn, r=round_: [txn.put(PLANS, b"%04d" % n, bytes([r]) * n) for n in range(1000)])
+        for number in range(0, 500, 25):
             await store.delete(PLANS, b"%04d" % number)
     report = check_data_file(home / "data.mdb", budget=None)
     assert report.complete

@@ -36,7 +36,8 @@ def chat_routes(node: NodeFacade, options: ApiOptions) -> APIRouter:
         info = info_of(request.scope)
         task = to_task(chat, info, options, n_ctx=context_of(node, chat.model))
         info.headers["x-gnus-task"] = info.request_id
-        job = Job(task, task.generation.deadline_ms / 1000 if task.generation.deadline_ms else options.request_seconds)
+        seconds = min(options.request_seconds, task.policy.max_wall_ms / 1000)
+        job = Job(task, seconds, traceparent=info.traceparent)
         if chat.stream:
             return TaskStream(node, options, [job], ChatChunks(task, info, include_usage=chat.include_usage))
         return json_response(await unless_gone(request.receive, partial(_whole, node, job, info)))
@@ -82,9 +83,14 @@ class ChatAnswer:
             "model": self.facts.model,
             "choices": [self._choice(index, end) for index, end in sorted(self._ends.items())],
             "usage": usage_object(self.facts.usage),
-            "system_fingerprint": None,
+            "system_fingerprint": self._fingerprint(),
             "gnus": self.facts.gnus(),
         }
+
+    def _fingerprint(self) -> str:
+        """Changes whenever another model file answers."""
+        digests = [end.output.artifact_hash.removeprefix("sha256:") for end in self._ends.values()]
+        return f"fp_{digests[0][:12]}" if digests else "fp_none"
 
     def _choice(self, index: int, end: ChoiceDone) -> dict[str, Any]:
         text = "".join(self._text.get(index, ()))
@@ -171,7 +177,6 @@ class ChatChunks:
             "object": "chat.completion.chunk",
             "created": self._created,
             "model": self._model,
-            "system_fingerprint": None,
             "choices": choices,
         }
         return chunk | {"usage": None} if self._include_usage else chunk

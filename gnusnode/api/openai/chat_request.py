@@ -153,10 +153,10 @@ def _schema(wanted: ResponseFormat | None) -> dict[str, Any] | None:
             return None
         case ResponseFormat(type="json_object"):
             return {"type": "object"}
-        case ResponseFormat(json_schema=None):
-            raise RequestError("json_schema is missing", param="response_format.json_schema")
-        case ResponseFormat(json_schema=given):
+        case ResponseFormat(json_schema=JsonSchemaFormat() as given):
             return dict(given.schema_)
+        case _:
+            raise RequestError("json_schema is missing", param="response_format.json_schema")
 
 
 def _tool(at: int, tool: Tool) -> ToolSpec:
@@ -187,7 +187,7 @@ def _tool_choice(choice: str | NamedTool | None, tools: Sequence[ToolSpec]) -> s
     return choice.function.name
 
 
-# --- messages -----------------------------------------------------------------------------------------------------------
+# --- messages -------------------------------------------------------------------------------------------------------
 
 
 def _messages(given: Sequence[ChatMessage]) -> list[Message]:

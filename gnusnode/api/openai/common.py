@@ -103,7 +103,7 @@ def unsupported(field: str, hint: str | None = None) -> UnsupportedField:
     return UnsupportedField(f"{field} is not supported here", param=field, hint=hint or "leave it out")
 
 
-# --- log-probabilities --------------------------------------------------------------------------------------------------
+# --- log-probabilities ----------------------------------------------------------------------------------------------
 
 _ESCAPED: Final = re.compile(r"\\x([89a-f][0-9a-f])")
 
@@ -127,7 +127,7 @@ def chat_logprobs(logprobs: Iterable[TokenLogprob]) -> dict[str, Any]:
     return {"content": content, "refusal": None}
 
 
-# --- pieces of answers --------------------------------------------------------------------------------------------------
+# --- pieces of answers ----------------------------------------------------------------------------------------------
 
 
 def usage_object(usage: Usage) -> dict[str, Any]:
@@ -139,15 +139,6 @@ def usage_object(usage: Usage) -> dict[str, Any]:
     }
 
 
-def add_usage(parts: Iterable[Usage]) -> Usage:
-    parts = list(parts)
-    return Usage(
-        prompt_tokens=sum(part.prompt_tokens for part in parts),
-        completion_tokens=sum(part.completion_tokens for part in parts),
-        cached_tokens=sum(part.cached_tokens for part in parts),
-    )
-
-
 class Facts:
     """What the swarm says about the tasks of one answer: usage, and the ``gnus`` object."""
 
@@ -155,45 +146,51 @@ class Facts:
         self._request_ids = request_ids
         self._requested_model = model
         self._plans: dict[str, PlanMade] = {}
+        self._choices: dict[int, ChoiceDone] = {}
         self._done: list[TaskDone] = []
-        self._resumed = False
-        self._confidence: list[float] = []
 
     @property
     def model(self) -> str:
         """The model that answers; what was asked for, until the plan is known."""
-        return next(iter(self._plans.values())).model if self._plans else self._requested_model
+        plan = self._plans.get(self._request_ids[0])
+        return plan.model if plan else self._requested_model
 
     @property
     def usage(self) -> Usage:
-        return add_usage(done.usage for done in self._done)
+        return Usage(
+            prompt_tokens=sum(done.usage.prompt_tokens for done in self._done),
+            completion_tokens=sum(done.usage.completion_tokens for done in self._done),
+            cached_tokens=sum(done.usage.cached_tokens for done in self._done),
+        )
 
     def note(self, event: Event) -> None:
         match event:
             case PlanMade():
-                self._plans[event.plan.digest] = event
+                self._plans[event.plan.request_id] = event
             case ChoiceDone():
-                self._resumed |= event.resumed
-                self._confidence.append(event.output.confidence)
+                self._choices[event.index] = event
             case TaskDone():
                 self._done.append(event)
             case ChoiceDelta():
                 pass
 
     def gnus(self) -> dict[str, Any]:
-        """The ``gnus`` object of a complete answer."""
+        """The ``gnus`` object of a complete answer; of several tasks, it shows the first and names all."""
+        choices = [self._choices[index] for index in sorted(self._choices)]
         found: dict[str, Any] = {
             "request_id": self._request_ids[0],
             "model": self.model,
-            "resumed": self._resumed,
-            "confidence": self._confidence,
+            "confidence": [choice.output.confidence for choice in choices],
+            "resumed": any(choice.resumed for choice in choices),
         }
         if len(self._request_ids) > 1:
             found["request_ids"] = list(self._request_ids)
-        for plan in list(self._plans.values())[:1]:
+        plan = self._plans.get(self._request_ids[0])
+        if plan is not None:
             found |= {"mode": plan.plan.execution_graph.mode, "reasons": plan.reasons}
-        for done in self._done[:1]:
-            found |= {"plan_digest": done.plan_digest, "node": done.node, "stages_ms": done.stages_ms}
+        for done in self._done:
+            if len(self._done) == 1 or (plan is not None and done.plan_digest == plan.plan.digest):
+                found |= {"plan_digest": done.plan_digest, "node": done.node, "stages_ms": done.stages_ms}
         return found
 
 

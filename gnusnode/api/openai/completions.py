@@ -128,15 +128,21 @@ async def _whole(node: NodeFacade, wanted: CompletionRequest, jobs: Sequence[Job
         events: list[Event] = []
         while not feed.finished:
             events.append(await feed.next())
-    # Whole, every choice is one delta and one end.
     choices: dict[int, dict[str, Any]] = {}
     for chunk in [*chunks.feed(events), *chunks.finish()]:
         for part in chunk["choices"]:
             known = choices.setdefault(part["index"], part)
             if known is not part:
-                known["text"] += part["text"]
-                known["finish_reason"] = part["finish_reason"]
+                _append(known, part)
     return chunks.whole([choices[index] for index in sorted(choices)])
+
+
+def _append(choice: dict[str, Any], part: dict[str, Any]) -> None:
+    """Makes two parts of a choice one."""
+    choice["text"] += part["text"]
+    choice["finish_reason"] = part["finish_reason"]
+    if part["logprobs"] is not None:
+        choice["logprobs"] = {name: choice["logprobs"][name] + part["logprobs"][name] for name in part["logprobs"]}
 
 
 class TextChunks:

@@ -79,7 +79,9 @@ def _plain(wanted: EmbeddingsRequest, result: EmbedResult) -> dict[str, Any]:
     size = len(result.vectors[0])
     if wanted.dimensions not in (None, size):
         raise UnsupportedField(
-            f"this model gives vectors of {size} dimensions", param="dimensions", hint=f"ask for {size}, or leave it out"
+            f"this model gives vectors of {size} dimensions",
+            param="dimensions",
+            hint=f"ask for {size}, or leave it out",
         )
     encode = _base64 if wanted.encoding_format == "base64" else list[float]
     usage = {"prompt_tokens": result.prompt_tokens, "total_tokens": result.prompt_tokens}

@@ -9,6 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
+import psutil
+
 from gnusnode.contracts.generation import ContextProfile
 from gnusnode.errors import EngineFailed, ModelInvalid
 from gnusnode.inference.child.native import Batch, Context, NativeError, Vocab, lib
@@ -56,7 +58,6 @@ class Model:
         self.vocab = Vocab(handle)
         self.n_ctx_train = int(lib.llama_model_n_ctx_train(handle))
         self.embedding_size = int(lib.llama_model_n_embd_out(handle))
-        self.encoder_only = bool(lib.llama_model_has_encoder(handle)) and not lib.llama_model_has_decoder(handle)
         self.forgets_partly = not (lib.llama_model_is_recurrent(handle) or lib.llama_model_is_hybrid(handle))
         """Whether the tail of a sequence can be removed alone; recurrent state cannot be split."""
         raw = lib.llama_model_chat_template(handle, None)
@@ -93,10 +94,13 @@ class Model:
         params.n_ctx = params.n_batch = params.n_ubatch = tokens
         params.embeddings = True
         params.kv_unified = True
-        if not self.encoder_only:
-            params.pooling_type = lib.LLAMA_POOLING_TYPE_MEAN
         params.flash_attn_type = lib.LLAMA_FLASH_ATTN_TYPE_DISABLED
-        return self._open(params)
+        context = self._open(params)
+        if not context.pools:  # a model not made for embeddings names no pooling
+            context.close()
+            params.pooling_type = lib.LLAMA_POOLING_TYPE_MEAN
+            context = self._open(params)
+        return context
 
     def _params(self, sequences: int) -> Any:
         params = lib.llama_context_default_params()
@@ -114,6 +118,12 @@ class Model:
                 hint="lower the context length or the number of slots",
             )
         return Context(handle, self.vocab, self._handle)
+
+
+def physical_cores() -> int:
+    """Cores this process may use; hyper-threads of one core count once, as they share its vector units."""
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, min(allowed, psutil.cpu_count(logical=False) or allowed))
 
 
 def choose_threads(context: Context, asked: int, cores: int) -> tuple[int, Speed]:

@@ -54,12 +54,17 @@ class Attr(IntEnum):
 
 
 class LogSink:
-    """Receives what the library prints. Keep the object alive as long as the library is in use."""
+    """Receives what the library prints, for as long as the process lives."""
+
+    _installed: LogSink | None = None
 
     def __init__(self, emit: Callable[[str, str], None]) -> None:
         self._emit = emit
         self._level = 0
         self._callback = lib.llama_log_callback(self._on_line)
+
+    def install(self) -> None:
+        LogSink._installed = self  # the library keeps a bare pointer to the callback
         lib.llama_log_set(self._callback, ctypes.c_void_p(0))
 
     def _on_line(self, level: int, text: bytes, _data: object) -> None:
@@ -190,11 +195,19 @@ class Context:
     def __init__(self, handle: Any, vocab: Vocab, model: Any) -> None:
         self._handle = handle
         self._memory: Any = lib.llama_get_memory(handle)
-        """None in encoder-only models."""
+        """None in models that only encode."""
         self._row = ctypes.c_float * vocab.size
         self._embedding = ctypes.c_float * int(lib.llama_model_n_embd_out(model))
         self._abort = ctypes.create_string_buffer(2)
         self.n_ctx = int(lib.llama_n_ctx(handle))
+
+    @property
+    def pools(self) -> bool:
+        """Whether sequences get one embedding; else only tokens do."""
+        return int(lib.llama_pooling_type(self._handle)) != lib.LLAMA_POOLING_TYPE_NONE
+
+    def close(self) -> None:
+        lib.llama_free(self._handle)
 
     def install_abort(self) -> None:
         """Let ``abort`` stop a running decode. CPU only: other backends do not ask.
@@ -226,11 +239,18 @@ class Context:
             raise NativeError(f"llama_decode answered {code} to a batch of {batch.size} tokens")
         return Outcome(code)
 
-    def encode(self, batch: Batch) -> None:
+    def embed(self, batch: Batch) -> None:
+        """Run a batch of whole sequences for their embeddings, and forget it.
+
+        Raises:
+            NativeError: as ``decode``.
+        """
         batch.native.n_tokens = batch.size
-        code = int(lib.llama_encode(self._handle, batch.native))
+        run = lib.llama_encode if self._memory is None else lib.llama_decode
+        code = int(run(self._handle, batch.native))
         if code != 0:
-            raise NativeError(f"llama_encode answered {code} to a batch of {batch.size} tokens")
+            raise NativeError(f"llama.cpp answered {code} to a batch of {batch.size} tokens to embed")
+        self.clear()
 
     def logits(self, row: int) -> Row:
         """Logits of one batch row that was wanted: float32, one per token. A view, valid until the next decode."""

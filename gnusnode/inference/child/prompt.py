@@ -93,10 +93,10 @@ class PromptBuilder:
             return self.checked(prompt.tokens, "prompt")
         if prompt.text is not None:
             self._check_length(len(prompt.text), limit)
-            return self._with_bos(self.untrusted(prompt.text))
+            return self.with_bos(self.untrusted(prompt.text))
         messages = prompt.messages or ()
         self._check_length(sum(len(message.content) for message in messages), limit)
-        return self._with_bos(self._fill(self.scaffold(messages), messages))
+        return self.with_bos(self._fill(self.scaffold(messages), messages))
 
     def untrusted(self, text: str) -> list[int]:
         """Token ids of text that nobody vouches for: none of them marks a turn.
@@ -186,7 +186,7 @@ class PromptBuilder:
                 pending, strip_next = "", bool(attrs & Attr.RSTRIP)
         return ids + self.untrusted(pending)
 
-    def _with_bos(self, ids: list[int]) -> list[int]:
+    def with_bos(self, ids: list[int]) -> list[int]:
         bos = self._vocab.bos
         return [bos, *ids] if self._vocab.adds_bos and bos is not None and ids[:1] != [bos] else ids
 

@@ -78,9 +78,7 @@ class TokenSampler:
         SchemaRefused: llama.cpp did not take the grammar.
     """
 
-    def __init__(
-        self, vocab: Vocab, candidates: Candidates, sampling: Sampling, *, grammar: str | None = None
-    ) -> None:
+    def __init__(self, vocab: Vocab, candidates: Candidates, sampling: Sampling, *, grammar: str | None = None) -> None:
         self._candidates = candidates
         self._greedy = sampling.temperature == 0
         self._dist: Any = None

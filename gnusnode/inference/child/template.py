@@ -3,7 +3,8 @@
 A template can loop for hours, ask for gigabytes, or keep one C call busy for minutes; neither an exception from a signal
 handler nor a count of steps stops the last kind, and in the engine's process all streams would wait. So a helper process
 is forked while the child is still small and has one thread, and it forks once more for every rendering: that process has
-a second of CPU, a bounded address space and no way to write a file, and is killed when it is late. The sandbox of Jinja
+a second of CPU and a bounded address space, is confined
+like any child that handles what came from outside, and is killed when it is late. The sandbox of Jinja
 keeps the template away from Python's objects; it sees no message content either, only placeholders.
 """
 
@@ -11,20 +12,20 @@ from __future__ import annotations
 
 import contextlib
 import os
-import resource
 import select
 import signal
-import socket
 import time
 from collections.abc import Callable
 from typing import Any, Final, NoReturn
 
+import psutil
 from jinja2 import TemplateError
 from jinja2.exceptions import SecurityError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from gnusnode.errors import EngineFailed, GnusError, ModelInvalid, RequestError
 from gnusnode.inference.frames import Unpacker, pack
+from sandbox import confine
 
 MAX_TEMPLATE: Final = 256 * 1024
 MAX_RENDERED: Final = 2 * 1024 * 1024
@@ -44,13 +45,15 @@ class TemplateRenderer:
     """
 
     def __init__(self) -> None:
-        ours, theirs = socket.socketpair()
+        requests, self._write = os.pipe()
+        self._read, answers = os.pipe()
         self._pid = os.fork()
         if self._pid == 0:
-            ours.close()
-            _serve(theirs)
-        theirs.close()
-        self._socket = ours
+            os.close(self._write)
+            os.close(self._read)
+            _serve(requests, answers)
+        os.close(requests)
+        os.close(answers)
 
     def render(self, template: str, values: dict[str, Any]) -> str:
         """The template's output for plain ``values``.
@@ -61,8 +64,8 @@ class TemplateRenderer:
             EngineFailed: the helper is gone.
         """
         try:
-            self._socket.sendall(pack({"template": template, "values": values}))
-            answer = _receive(self._socket)
+            _send(self._write, pack({"template": template, "values": values}))
+            answer = _receive(self._read)
         except OSError as error:
             raise EngineFailed(f"the template helper is gone: {error}") from error
         if answer is None:
@@ -72,7 +75,8 @@ class TemplateRenderer:
         return answer["text"]
 
     def close(self) -> None:
-        self._socket.close()
+        os.close(self._write)
+        os.close(self._read)
         os.waitpid(self._pid, 0)
 
 
@@ -108,13 +112,13 @@ def _faulty(how: str) -> ModelInvalid:
     return ModelInvalid(f"the model's chat template {how}"[:500], hint="give the model another template")
 
 
-def _serve(requests: socket.socket) -> NoReturn:
-    """The helper's loop: one forked process for each rendering."""
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    with contextlib.suppress(OSError):
+def _serve(requests: int, answers: int) -> NoReturn:
+    """The helper's loop: one forked process for each rendering. It ends when the engine closes its pipe, or dies."""
+    try:
         while (request := _receive(requests)) is not None:
-            requests.sendall(_render_apart(request))
-    os._exit(0)
+            _send(answers, _render_apart(request))
+    finally:
+        os._exit(0)
 
 
 def _render_apart(request: dict[str, Any]) -> bytes:
@@ -147,20 +151,15 @@ def _answer(descriptor: int, render: Callable[[], str]) -> NoReturn:
     except (MemoryError, ValueError):
         frame = b""
     with contextlib.suppress(OSError):
-        while frame:
-            frame = frame[os.write(descriptor, frame) :]
+        _send(descriptor, frame)
     os._exit(0)
 
 
 def _confine() -> None:
-    seconds = int(_SECONDS)
-    with open("/proc/self/statm") as statm:
-        pages = int(statm.read().split()[0])
-    space = pages * resource.getpagesize() + _MEMORY
-    resource.setrlimit(resource.RLIMIT_AS, (space, space))
-    resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
-    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    space = psutil.Process().memory_info().vms + _MEMORY
+    profile = confine.ConfineProfile(max_memory=space, max_files=16, max_cpu_seconds=int(_SECONDS))
+    # Not required: what the kernel lacks is reported by the engine itself, and the limits are there everywhere.
+    confine.apply(profile)
 
 
 def _error_frame(error: GnusError) -> bytes:
@@ -182,12 +181,16 @@ def _read_until(descriptor: int, deadline: float) -> bytes | None:
             return None
 
 
-def _receive(connection: socket.socket) -> dict[str, Any] | None:
+def _receive(descriptor: int) -> dict[str, Any] | None:
+    """The next frame; None at the end. One at a time: the other side waits for an answer before it sends again."""
     unpacker = Unpacker()
-    while True:
-        data = connection.recv(65536)
-        if not data:
-            return None
-        frames = unpacker.feed(data)
-        if frames:
+    while data := os.read(descriptor, 65536):
+        if frames := unpacker.feed(data):
             return frames[0]
+    return None
+
+
+def _send(descriptor: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(descriptor, view) :]

@@ -1,0 +1,78 @@
+"""The HTTP application: every route in one list, behind the gateway."""
+
+from __future__ import annotations
+
+from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from gnusnode import __version__
+from gnusnode.api.envelope import error_response, from_http_exception
+from gnusnode.api.facade import NodeFacade
+from gnusnode.api.gateway import Gateway
+from gnusnode.api.gnus import key_routes, node_routes
+from gnusnode.api.health import health_routes
+from gnusnode.api.keys import KeyStore
+from gnusnode.api.openai.chat import chat_routes
+from gnusnode.api.openai.completions import completion_routes
+from gnusnode.api.openai.embeddings import embedding_routes
+from gnusnode.api.openai.models import model_routes
+from gnusnode.api.options import ApiOptions
+from gnusnode.errors import GnusError, InternalError, Unprocessable
+from gnusnode.observe.observer import Observer
+
+
+def build_app(node: NodeFacade, options: ApiOptions, keys: KeyStore, observer: Observer) -> Gateway:
+    """The ASGI application of a node. It does no work of its own until it is called."""
+    return Gateway(_routes(node, options, keys, observer), node, options, keys, observer)
+
+
+def _routes(node: NodeFacade, options: ApiOptions, keys: KeyStore, observer: Observer) -> FastAPI:
+    app = FastAPI(
+        title="gnusnode",
+        version=__version__,
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,
+        exception_handlers={
+            HTTPException: _unrouted,
+            RequestValidationError: _wrong_parameters,
+            GnusError: _expected,
+            Exception: _bug,
+        },
+    )
+    for router in (
+        model_routes(node),
+        chat_routes(node, options),
+        completion_routes(node, options),
+        embedding_routes(node, options),
+        node_routes(node, options, observer),
+        key_routes(keys),
+        health_routes(node),
+    ):
+        app.include_router(router)
+    return app
+
+
+async def _unrouted(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    return from_http_exception(request, error)
+
+
+async def _expected(_request: Request, error: Exception) -> Response:
+    assert isinstance(error, GnusError)
+    return error_response(error)
+
+
+async def _wrong_parameters(_request: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError)
+    first = error.errors()[0]
+    name = str(first["loc"][-1])
+    return error_response(Unprocessable(f"{name}: {first['msg']}", param=name))
+
+
+async def _bug(_request: Request, _error: Exception) -> Response:
+    # Starlette raises the exception again after this answer; the gateway logs it.
+    return error_response(InternalError("the node made a mistake", hint="see its log"))

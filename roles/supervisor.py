@@ -1,0 +1,138 @@
+"""Runs the roles of a node: a failed one restarts with backoff, a critical one that keeps failing stops the node."""
+
+from __future__ import annotations
+
+import logging
+import traceback
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final, Literal
+
+import trio
+
+from gnusnode.errors import GnusError, InternalError
+from gnusnode.observe import events
+from gnusnode.observe.bus import EventBus
+from roles.table import Role
+
+State = Literal["starting", "running", "failed", "stopped"]
+
+FIRST_DELAY: Final = 0.5
+LONGEST_DELAY: Final = 30.0
+STEADY_SECONDS: Final = 60.0
+"""A role that ran this long has recovered: its next failure counts as the first."""
+CRITICAL_FAILURES: Final = 5
+"""Failures in a row after which a critical role stops the node."""
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass
+class _Watched:
+    role: Role
+    state: State = "starting"
+    failures: int = 0
+    """In a row."""
+    restarts: int = 0
+    reason: str = ""
+
+
+class Supervisor:
+    """Owns the tasks of all roles. ``run`` ends when it is cancelled, or with the error of a critical role."""
+
+    def __init__(self, roles: Sequence[Role], bus: EventBus) -> None:
+        names = [role.name for role in roles]
+        assert len(set(names)) == len(names), f"a role is listed twice: {names}"
+        self._watched = [_Watched(role) for role in roles]
+        self._bus = bus
+
+    async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Starts the roles in order, each once the one before is ready or has failed; then reports started.
+
+        Raises:
+            GnusError: a critical role failed ``CRITICAL_FAILURES`` times in a row; all roles were stopped.
+        """
+        fatal: list[GnusError] = []
+        async with trio.open_nursery() as nursery:
+            for watched in self._watched:
+                settled = trio.Event()
+                nursery.start_soon(
+                    partial(self._keep_running, watched, settled, fatal, nursery.cancel_scope),
+                    name=f"role {watched.role.name.value}",
+                )
+                await settled.wait()
+            task_status.started()
+        if fatal:
+            raise fatal[0]
+
+    def readiness(self) -> dict[str, str]:
+        """Why each role that cannot work cannot, by name; empty when all can."""
+        reasons = {watched.role.name.value: _reason(watched) for watched in self._watched}
+        return {name: reason for name, reason in reasons.items() if reason is not None}
+
+    def status(self) -> dict[str, Any]:
+        """State and counts of each role, for people."""
+        return {
+            watched.role.name.value: {
+                "state": watched.state,
+                "serves": list(watched.role.serves),
+                "restarts": watched.restarts,
+                "reason": _reason(watched) or "",
+                "statistics": watched.role.statistics(),
+            }
+            for watched in self._watched
+        }
+
+    async def _keep_running(
+        self, watched: _Watched, settled: trio.Event, fatal: list[GnusError], node: trio.CancelScope
+    ) -> None:
+        def ready() -> None:
+            self._move(watched, "running")
+            settled.set()
+
+        try:
+            while True:
+                begin = trio.current_time()
+                error = await _run_once(watched.role, ready)
+                steady = watched.state == "running" and trio.current_time() - begin >= STEADY_SECONDS
+                watched.failures = 1 if steady else watched.failures + 1
+                watched.reason = error.what
+                self._move(watched, "failed")
+                if watched.role.critical and watched.failures >= CRITICAL_FAILURES:
+                    fatal.append(error)
+                    node.cancel()
+                    return
+                settled.set()
+                await trio.sleep(min(FIRST_DELAY * 2 ** (watched.failures - 1), LONGEST_DELAY))
+                watched.restarts += 1
+                self._move(watched, "starting")
+        finally:
+            settled.set()
+            if watched.state != "failed":
+                self._move(watched, "stopped")
+
+    def _move(self, watched: _Watched, state: State) -> None:
+        watched.state = state
+        self._bus.publish(events.RoleChanged(role=watched.role.name.value, state=state, restarts=watched.restarts))
+
+
+async def _run_once(role: Role, ready: Any) -> GnusError:
+    """Why the role ended; a role that returns has failed as well, since it should serve until it is cancelled."""
+    try:
+        await role.run(ready)
+    except GnusError as error:
+        _log.warning("role %s failed: %s", role.name.value, error)
+        return error
+    except Exception as error:  # noqa: BLE001 - the fence: a bug in one role must not end the others
+        frames = traceback.extract_tb(error.__traceback__)
+        place = f"{frames[-1].name}:{frames[-1].lineno}" if frames else "unknown"
+        _log.error("role %s failed: %s at %s", role.name.value, type(error).__name__, place)
+        return InternalError(f"{type(error).__name__} at {place}", where=f"role {role.name.value}")
+    return InternalError("the role ended by itself", where=f"role {role.name.value}")
+
+
+def _reason(watched: _Watched) -> str | None:
+    if watched.state == "running":
+        return watched.role.health()
+    return f"{watched.state}: {watched.reason}" if watched.reason else watched.state

@@ -1,0 +1,141 @@
+"""Which experts may serve, and which of them first."""
+
+from __future__ import annotations
+
+import pytest
+
+from gnusnode.contracts.generation import EngineState, Message
+from gnusnode.contracts.plan import PrivacyMode
+from gnusnode.contracts.policy import PolicyEnvelope
+from gnusnode.contracts.services import ExpertCard, TaskRequest
+from gnusnode.errors import Forbidden, ModelNotFound, NoExpert
+from roles.router.choose import Swarm, choose_experts
+from roles.router.classify import classify
+from roles.router.prefixes import PrefixMemory
+from tests.fakes.cards import FAR, HERE, THERE, card, elm, swarm
+from tests.fakes.world import task
+
+CODE = "Fix this Python function"
+
+
+def order(
+    *cards: ExpertCard,
+    request: TaskRequest | None = None,
+    privacy: PrivacyMode = PrivacyMode.PLAINTEXT,
+    view: Swarm | None = None,
+    warm: tuple[str, str] | None = None,
+) -> list[str]:
+    asked = request or task()
+    messages = asked.generation.prompt.messages
+    assert messages is not None
+    intent = classify(messages[-1].content)
+    return [c.card.expert_id for c in choose_experts(cards, asked, intent, privacy, view or swarm(), warm=warm)]
+
+
+@pytest.mark.requirement("G-EX-2")
+def test_an_expert_of_the_domain_comes_first_and_other_experts_after_the_core():
+    cards = (card("core"), elm("coder", "code"), elm("lawyer", "legal"))
+    assert order(*cards, request=task(CODE)) == ["coder", "core", "lawyer"]
+    assert order(*cards, request=task("hello"))[0] == "core"
+
+
+def test_queue_and_measured_rate_decide_between_equals():
+    busy, slow, fast = card("busy", queued=9, free_slots=0), card("slow", decode_rate=5.0), card("fast")
+    assert order(busy, slow, fast) == ["fast", "slow", "busy"]
+
+
+def test_a_cached_conversation_wins_over_a_slightly_faster_expert():
+    long_prompt = task("word " * 4000)
+    warm, cold = card("warm", decode_rate=45.0), card("cold")
+    assert order(warm, cold, request=long_prompt) == ["cold", "warm"]
+    assert order(warm, cold, request=long_prompt, warm=(HERE, "warm")) == ["warm", "cold"]
+
+
+def test_equal_experts_are_ordered_by_name_whatever_order_they_came_in():
+    cards = [card(name, peer=peer) for name in ("b", "a") for peer in (THERE, HERE)]
+    forwards, backwards = order(*cards), order(*reversed(cards))
+    assert forwards == backwards == ["a", "a", "b", "b"]
+
+
+def test_a_named_model_is_found_by_expert_or_model_name_only():
+    cards = (card("core"), elm("coder", "code", model="big-coder"))
+    assert order(*cards, request=task(model="coder")) == ["coder"]
+    assert order(*cards, request=task(model="big-coder")) == ["coder"]
+
+
+def test_an_unknown_model_names_the_nearest():
+    with pytest.raises(ModelNotFound) as caught:
+        order(card("smollm2-135m"), elm("coder", "code"), request=task(model="smolm2-135m"))
+    assert caught.value.hint is not None
+    assert "smollm2-135m" in caught.value.hint
+    assert caught.value.param == "model"
+
+
+def test_a_model_outside_the_policy_is_forbidden_and_auto_skips_it():
+    policy = PolicyEnvelope(allowed_models=("small",))
+    assert order(card("big"), card("small"), request=task(policy=policy)) == ["small"]
+    with pytest.raises(Forbidden, match="big"):
+        order(card("big"), card("small"), request=task(model="big", policy=policy))
+    with pytest.raises(Forbidden):
+        order(card("big"), request=task(policy=policy))
+
+
+@pytest.mark.requirement("G-PV-1")
+@pytest.mark.parametrize(
+    ("privacy", "seen"),
+    [
+        (PrivacyMode.PLAINTEXT, ["a-far", "b-member", "c-own"]),
+        (PrivacyMode.RESTRICTED, ["b-member", "c-own"]),
+        (PrivacyMode.PRIVATE_BOUNDARY, ["c-own"]),
+    ],
+)
+def test_a_prompt_travels_no_further_than_its_privacy_mode(privacy: PrivacyMode, seen: list[str]):
+    cards = (card("a-far", peer=FAR), card("b-member", peer=THERE), card("c-own", peer=HERE))
+    assert order(*cards, privacy=privacy, view=swarm(members=(HERE, THERE))) == seen
+    if privacy is PrivacyMode.RESTRICTED:
+        with pytest.raises(NoExpert, match="restricted"):
+            order(card("far", peer=FAR), privacy=privacy)
+
+
+@pytest.mark.parametrize(
+    ("state", "retries"),
+    [(EngineState.STARTING, True), (EngineState.RESTARTING, True), (EngineState.QUARANTINED, False)],
+)
+def test_experts_that_are_not_ready_are_named_with_their_state(state: EngineState, retries: bool):
+    with pytest.raises(NoExpert, match=f"core is {state.value}") as caught:
+        order(card("core", state=state))
+    assert (caught.value.retry_after is not None) == retries
+    assert order(card("down", state=state), card("up")) == ["up"]
+
+
+def test_nobody_who_answers_is_said_so():
+    embedder = card("embedder", generates=False, embeds=True)
+    verifier = card("judge", service="elm", role="verifier")
+    for cards in ((), (embedder,), (verifier,)):
+        with pytest.raises(NoExpert, match="no model"):
+            order(*cards)
+
+
+def messages(*texts: str) -> tuple[Message, ...]:
+    return tuple(Message(role="user", content=text) for text in texts)
+
+
+def test_the_longest_known_prefix_names_its_holder_to_its_tenant_only():
+    memory = PrefixMemory()
+    memory.remember("a", messages("one"), (HERE, "x"))
+    memory.remember("a", messages("one", "two"), (HERE, "y"))
+    assert memory.find("a", messages("one", "two", "three")) == (HERE, "y")
+    assert memory.find("a", messages("other")) is None
+    assert memory.find("b", messages("one", "two")) is None
+    assert memory.find("a", ()) is None
+
+
+def test_the_prefix_memory_forgets_the_least_recently_used():
+    memory = PrefixMemory(capacity=2)
+    for text in ("one", "two"):
+        memory.remember("a", messages(text), (HERE, text))
+    assert memory.find("a", messages("one")) == (HERE, "one")
+    memory.remember("a", messages("three"), (HERE, "three"))
+    assert len(memory) == 2
+    assert memory.find("a", messages("two")) is None
+    assert memory.find("a", messages("one")) == (HERE, "one")
