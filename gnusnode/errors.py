@@ -129,7 +129,7 @@ class GnusError(Exception):
         return cls(what, where=where, hint=hint, param=param, retry_after=retry_after)
 
 
-# --- the caller's fault -------------------------------------------------------------------------------------------------
+# --- the caller's fault -----------------------------------------------------------------------------------------------
 
 
 class RequestError(GnusError):
@@ -211,7 +211,7 @@ class RateLimited(RequestError):
     exit_code = 1
 
 
-# --- try again, here or elsewhere ---------------------------------------------------------------------------------------
+# --- try again, here or elsewhere -------------------------------------------------------------------------------------
 
 
 class Unavailable(GnusError):
@@ -246,7 +246,7 @@ class DeadlineExceeded(Unavailable):
     status = 504
 
 
-# --- the rest -----------------------------------------------------------------------------------------------------------
+# --- the rest ---------------------------------------------------------------------------------------------------------
 
 
 class RecordRefused(GnusError):
@@ -301,7 +301,7 @@ class InternalError(GnusError):
     code = "internal_error"
 
 
-# --- from the operating system ------------------------------------------------------------------------------------------
+# --- from the operating system ----------------------------------------------------------------------------------------
 
 _STORAGE_HINTS: Final = {
     errno.EACCES: "check owner and mode of the path, or choose another --home",

@@ -6,9 +6,9 @@ from typing import Any, Final, TypeVar
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import from_json
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 
-from gnusnode.errors import GnusError, RequestError
+from gnusnode.errors import Cancelled, GnusError, RequestError
 
 T = TypeVar("T", bound=BaseModel)
 
@@ -22,8 +22,12 @@ async def read_body(request: Request, model: type[T], *, shape_error: type[GnusE
         RequestError: not JSON, or not an object.
         shape_error: JSON of the wrong shape; ``param`` names the field.
         TooLarge: more than the API takes.
+        Cancelled: the client stopped in the middle of it.
     """
-    data = await request.body()
+    try:
+        data = await request.body()
+    except ClientDisconnect as error:
+        raise Cancelled("the body did not arrive completely") from error
     try:
         plain = from_json(data, allow_inf_nan=False)
     except ValueError as error:

@@ -94,9 +94,14 @@ class _Http1(H11Protocol):
     async def _send_error_response(self, status_code: int) -> None:
         body = error_bytes(status_code)
         headers = [*_error_headers(body), *self.config.response_headers("h11")]
-        await self._send_h11_event(h11.Response(status_code=status_code, headers=headers))
-        await self._send_h11_event(h11.Data(data=body))
-        await self._send_h11_event(h11.EndOfMessage())
+        answer = (h11.Response(status_code=status_code, headers=headers), h11.Data(data=body), h11.EndOfMessage())
+        # In one piece: the application may be about to answer the same request.
+        with suppress(h11.LocalProtocolError):
+            await self.send(RawData(b"".join(self.connection.send(part) or b"" for part in answer)))
+
+    @property
+    def holds_part_of_a_head(self) -> bool:
+        return self.connection.their_state is h11.IDLE and bool(self.connection.trailing_data[0])
 
     @property
     def awaits_body(self) -> bool:
@@ -195,12 +200,19 @@ class Connection:
                     return
                 if self._closing:
                     continue
-                if self._between:
-                    self._between = False
-                    self._wait_for(self._options.header_seconds)
                 await self._protocol.handle(RawData(bytes(data)))
-                if not self._idle and not self._protocol.awaits_body and not self._closing:
-                    self._patience.deadline = float("inf")
+                self._be_patient()
+
+    def _be_patient(self) -> None:
+        """Sets how long the next bytes may take, by what the protocol is waiting for."""
+        if self._closing:
+            return
+        if self._between and self._protocol.holds_part_of_a_head:
+            self._between = False
+            self._wait_for(self._options.header_seconds)
+        elif not self._idle and not self._protocol.awaits_body:
+            # The application is working; the client may leave, but owes us nothing.
+            self._patience.deadline = float("inf")
 
     def _wait_for(self, seconds: float) -> None:
         self._patience.deadline = trio.current_time() + seconds

@@ -42,10 +42,16 @@ class Readiness:
 class NodeFacade(Protocol):
     """A running node as the API sees it. Errors are ``gnusnode.errors``."""
 
-    peer_id: str
-    metrics: CollectorRegistry
-    stopping: trio.Event
-    """Set when the node begins to shut down: open streams end with an error event."""
+    @property
+    def peer_id(self) -> str: ...
+
+    @property
+    def metrics(self) -> CollectorRegistry: ...
+
+    @property
+    def stopping(self) -> trio.Event:
+        """Set when the node begins to shut down: open streams end with an error event."""
+        ...
 
     def models(self) -> list[ModelCard]: ...
 

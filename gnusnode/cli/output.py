@@ -6,7 +6,7 @@ import functools
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Annotated, Any, NoReturn, ParamSpec, TypeVar
 
@@ -18,7 +18,8 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 HomeOption = Annotated[
-    str | None, typer.Option("--home", help="The node's folder; moves everything, the key included.", envvar="GNUSNODE_HOME")
+    str | None,
+    typer.Option("--home", help="The node's folder; moves everything, the key included.", envvar="GNUSNODE_HOME"),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 
@@ -96,7 +97,7 @@ def guarded(command: Callable[P, R]) -> Callable[P, R]:
 
 
 @contextmanager
-def progress(title: str) -> Iterator[Callable[[int, int | None], None]]:
+def progress(title: str) -> Generator[Callable[[int, int | None], None]]:
     """A progress bar on stderr, fed with ``(bytes done, bytes in all or None)``; silent when nobody watches."""
     if not sys.stderr.isatty():
         yield lambda done, total: None

@@ -11,7 +11,7 @@ from gnusnode.config.lock import HomeLock
 from gnusnode.config.paths import Home
 from gnusnode.config.resources import configs_dir
 from gnusnode.errors import AlreadyRunning, ConfigError, NotRunning, storage_error
-from gnusnode.identity import load_or_create
+from gnusnode.identity import NodeIdentity
 
 EXAMPLE = "gnusnode.toml.example"
 
@@ -26,7 +26,7 @@ def initialise(home: Home, profile: str | None) -> dict[str, Any]:
     if profile is not None and profile not in profiles():
         raise ConfigError(f"there is no profile {profile!r}", where="--profile", hint=f"one of {', '.join(profiles())}")
     home.ensure()
-    identity = load_or_create(home.key)
+    identity = NodeIdentity.load_or_create(home.key)
     if not home.config.exists():
         text = (configs_dir() / EXAMPLE).read_text("utf-8")
         if profile:

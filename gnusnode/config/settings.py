@@ -117,6 +117,10 @@ class ModelSettings(Section):
     )
     pull_max_bytes: int = Field(default=64 * GIB, ge=MIB, description="Largest file that `models pull` fetches.")
     pull_bytes_per_second: int = Field(default=0, ge=0, description="Bandwidth limit of a pull; 0: none.")
+    trusted_packers: tuple[str, ...] = Field(
+        default=(), description="PeerIDs whose signed expert artifacts may run here, besides this node itself."
+    )
+    require_signature: bool = Field(default=True, description="Run only expert artifacts that a trusted packer signed.")
     reserve_bytes: int = Field(default=GIB, ge=0, description="Free disk space that a pull must leave.")
 
 
@@ -150,7 +154,7 @@ class InferenceSettings(Section):
         default="auto", description="Layers on the GPU; `auto`: as many as fit into its free memory, 0: none."
     )
     max_queued: int = Field(
-        default=64, ge=1, le=100_000, description="Generations that wait for a slot; more are refused."
+        default=256, ge=1, le=100_000, description="Generations that wait for a slot; more are refused."
     )
     max_queued_per_tenant: int = Field(default=64, ge=1, le=100_000, description="The same for one tenant.")
     start_seconds: Seconds = Field(default=600.0, description="Time a model has to load.")
@@ -185,9 +189,6 @@ class LimitSettings(Section):
     """Limits of a request."""
 
     request_seconds: Seconds = Field(default=120.0, description="Wall time of a request, queueing included.")
-    idle_stream_seconds: Seconds = Field(
-        default=30.0, description="Time between two tokens after which a stream has failed."
-    )
     max_tokens: int = Field(default=2048, ge=1, le=1_000_000, description="Answer length where the request names none.")
     stream_buffer_bytes: int = Field(
         default=256 * KIB, ge=KIB, le=GIB, description="What may wait for a slow reader of one stream."
@@ -211,7 +212,6 @@ class StoreSettings(Section):
 class ObserveSettings(Section):
     """What the node tells about itself."""
 
-    metrics: bool = Field(default=True, description="Serve `/metrics`.")
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         default="info", description="Least severity that is logged."
     )

@@ -8,6 +8,8 @@ in the end.
 from __future__ import annotations
 
 import re
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Final
 from urllib.parse import urlsplit
@@ -216,12 +218,31 @@ class _Download:
         require_space(self._part.path.parent, max(0, (length or 0) - self._part.at), limits.reserve)
 
     async def _body(self, response: httpx2.Response, length: int | None) -> None:
-        limits, buffer, started = self._limits, bytearray(), trio.current_time()
-        rate = min(limits.min_rate, limits.bandwidth // 2) if limits.bandwidth else limits.min_rate
-        quota = min(rate * limits.window, _WRITE_BYTES)
+        buffer = bytearray()
+        failure: httpx2.TransportError | None = None
+        patience = trio.CancelScope(deadline=trio.current_time() + self._limits.window)
+        try:
+            with patience:
+                await self._receive(response, buffer, length, patience)
+        except httpx2.TransportError as error:
+            failure = error
+        await self._store(buffer, length)  # what came before a failure is kept too
+        if failure is not None:
+            raise failure
+        if patience.cancelled_caught:
+            raise _TryAgain(f"the server sent less than {self._min_rate} bytes per second")
+        if length is not None and self._part.at < length:
+            raise _TryAgain(f"the server stopped after {self._part.at} of {length} bytes")
+
+    async def _receive(
+        self, response: httpx2.Response, buffer: bytearray, length: int | None, patience: trio.CancelScope
+    ) -> None:
+        """Stores the body piece by piece; what is left in ``buffer`` is the caller's. Moves the deadline."""
+        limits, started = self._limits, trio.current_time()
+        quota = min(self._min_rate * limits.window, _WRITE_BYTES)
         arrived = since = 0
-        with trio.CancelScope(deadline=started + limits.window) as patience:
-            async for data in response.aiter_raw():
+        async with _pieces(response) as pieces:
+            async for data in pieces:
                 buffer += data
                 arrived += len(data)
                 since += len(data)
@@ -232,11 +253,11 @@ class _Download:
                 if since >= quota:
                     # Set after the disk and our own pause had their time: only the server's delay counts.
                     since, patience.deadline = 0, trio.current_time() + limits.window
-        await self._store(buffer, length)
-        if patience.cancelled_caught:
-            raise _TryAgain(f"the server sent less than {rate} bytes per second")
-        if length is not None and self._part.at < length:
-            raise _TryAgain(f"the server stopped after {self._part.at} of {length} bytes")
+
+    @property
+    def _min_rate(self) -> int:
+        limits = self._limits
+        return min(limits.min_rate, limits.bandwidth // 2) if limits.bandwidth else limits.min_rate
 
     async def _store(self, buffer: bytearray, length: int | None) -> None:
         part, limits = self._part, self._limits
@@ -253,6 +274,23 @@ class _Download:
         buffer.clear()
         if self._progress:
             self._progress(part.at, length)
+
+
+@asynccontextmanager
+async def _pieces(response: httpx2.Response) -> AsyncGenerator[AsyncIterator[bytes]]:
+    """The body as it comes. Leaving early ends the client's generators, which it nests and does not close itself."""
+    pieces = response.aiter_raw()
+    try:
+        yield pieces
+    finally:
+        # A read that is cancelled at once raises through all of them.
+        with trio.move_on_after(0, shield=True):
+            await _exhaust(pieces)
+
+
+async def _exhaust(pieces: AsyncIterator[bytes]) -> None:
+    async for _ in pieces:
+        pass
 
 
 def _entity(response: httpx2.Response) -> Entity:

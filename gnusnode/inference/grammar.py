@@ -100,7 +100,7 @@ class _Compiler:
             return self._any(_ANY_DEPTH)
         if not isinstance(schema, Mapping):
             _refuse(path, "a schema must be an object")
-        node = {key: value for key, value in _texts(schema, path).items() if key not in _ANNOTATIONS}
+        node = {key: value for key, value in _texts(cast("object", schema), path).items() if key not in _ANNOTATIONS}
         if depth == 0:
             node = {key: value for key, value in node.items() if key not in ("$defs", "definitions")}
         if not node:
@@ -318,7 +318,9 @@ def _list(value: object, path: str, most: int, *, least: int = 1) -> list[Any]:
 def _count(value: object, path: str) -> float:
     if value == math.inf:
         return math.inf
-    if isinstance(value, bool) or not isinstance(value, int | float) or value < 0 or value != int(value):
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        _refuse(path, "not a count")
+    if value < 0 or value != int(value):
         _refuse(path, "not a count")
     return int(value)
 

@@ -71,10 +71,11 @@ def place(header: GgufHeader, *, n_ctx: int, gpus: Sequence[Device], ram: int, a
 
 
 def step_down(layers: int) -> Iterator[int]:
-    """Smaller numbers of layers to try after a load with ``layers`` failed; the last one is 0, the CPU alone."""
-    while layers > 0:
-        layers = layers // 2 if layers > 2 else 0
-        yield layers
+    """Smaller numbers of layers to try after a load with ``layers`` failed: a half, a quarter, the CPU alone.
+
+    Few steps, because each failure may count as a crash of the artifact.
+    """
+    yield from sorted({count for count in (layers // 2, layers // 4, 0) if count < layers}, reverse=True)
 
 
 def _cumulative(header: GgufHeader, n_ctx: int) -> list[int]:

@@ -10,8 +10,8 @@ import hashlib
 import math
 import re
 import zlib
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -75,6 +75,32 @@ class Rule:
     after: int = 0
 
 
+_Step = tuple[float, Started | Delta | Done]
+
+
+class _Performance:
+    """Plays steps in their time, up to a deadline."""
+
+    def __init__(self, steps: Iterator[_Step], deadline: float) -> None:
+        self._steps = steps
+        self._deadline = deadline
+
+    def __aiter__(self) -> _Performance:
+        return self
+
+    async def __anext__(self) -> Started | Delta | Done:
+        step = next(self._steps, None)
+        if step is None:
+            raise StopAsyncIteration
+        seconds, event = step
+        with trio.move_on_at(self._deadline) as scope:
+            await trio.sleep(seconds)
+        if scope.cancelled_caught:
+            self._steps = iter(())
+            raise deadline_error()
+        return event
+
+
 class ScriptedEngine:
     """An ``Engine`` that answers by rules. Words are its tokens.
 
@@ -132,8 +158,10 @@ class ScriptedEngine:
             raise poisoned_error()
         self._active += 1
         try:
-            async with aclosing(self._events(request)) as events:
-                yield events
+            deadline = math.inf
+            if request.deadline_ms is not None:
+                deadline = trio.current_time() + request.deadline_ms / 1000
+            yield _Performance(self._play(request), deadline)
         finally:
             self._active -= 1
 
@@ -178,10 +206,8 @@ class ScriptedEngine:
             prompt_tokens=sum(len(_split(text)) for text in request.texts),
         )
 
-    async def _events(self, request: GenerateRequest) -> AsyncGenerator[Started | Delta | Done]:
-        deadline = math.inf
-        if request.deadline_ms is not None:
-            deadline = trio.current_time() + request.deadline_ms / 1000
+    def _play(self, request: GenerateRequest) -> Iterator[_Step]:
+        """What happens, step by step: how long it takes and what comes then."""
         prompt, text = self._render(request.prompt)
         if len(prompt) + request.max_tokens > self._n_ctx:
             raise ContextTooLong(
@@ -190,42 +216,44 @@ class ScriptedEngine:
         rule = self._rule(text)
         if rule.failure == "overloaded":
             raise Overloaded("the script says that this engine is full", retry_after=1.0)
-        yield Started(prompt_tokens=prompt)
+        yield 0.0, Started(prompt_tokens=prompt)
         planned = _cut(rule.answer, request.stop)
         tokens = self._tokens(planned)
         given = list(request.resume_tokens)
+        for index in range(len(given), min(len(tokens), request.max_tokens)):
+            self._fail(rule, index, request)
+            given.append(tokens[index])
+            yield self._pause(rule, index), self._delta(tokens[index], request)
         stopped = planned != rule.answer and len(tokens) <= request.max_tokens
         ended = planned == rule.answer and len(tokens) < request.max_tokens
-        for index in range(len(given), min(len(tokens), request.max_tokens)):
-            await self._wait(rule, index, request, deadline)
-            given.append(tokens[index])
-            yield self._delta(tokens[index], request)
-        if rule.failure and rule.after >= len(tokens):
-            await self._wait(rule, rule.after, request, deadline)
+        if stopped or ended:
+            self._fail(rule, math.inf, request)
         if ended:
             given.append(_END_OF_TURN)
-        yield Done(
-            finish_reason="stop" if stopped or ended else "length",
-            tokens=tuple(given),
-            mean_logprob=sum(map(_logprob, given)) / len(given) if given else None,
-            usage=Usage(prompt_tokens=len(prompt), completion_tokens=len(given)),
-            timing=Timing(),
+        yield (
+            self._pause(rule, math.inf),
+            Done(
+                finish_reason="stop" if stopped or ended else "length",
+                tokens=tuple(given),
+                mean_logprob=sum(map(_logprob, given)) / len(given) if given else None,
+                usage=Usage(prompt_tokens=len(prompt), completion_tokens=len(given)),
+                timing=Timing(),
+            ),
         )
 
-    async def _wait(self, rule: Rule, index: int, request: GenerateRequest, deadline: float) -> None:
-        """Lets the time of the token at ``index`` pass, or fails as the rule says."""
+    def _fail(self, rule: Rule, index: float, request: GenerateRequest) -> None:
+        """Crashes before the token at ``index`` when the rule says so."""
         if rule.failure == "crash" and index >= rule.after:
-            name = self.info().artifact_hash
-            self._crashes.record(name, [request.request_id], now=trio.current_time(), reason="crashed by script")
+            artifact = self.info().artifact_hash
+            self._crashes.record(artifact, [request.request_id], now=trio.current_time(), reason="crashed by script")
             if self._crashes.poisoned(request.request_id):
                 raise poisoned_error()
             raise EngineFailed("the engine died while it worked on this request: it crashed by script")
-        hangs = rule.failure == "hang" and index >= rule.after
-        seconds = math.inf if hangs else (rule.delay if index == 0 else rule.token_delay)
-        with trio.move_on_at(deadline) as scope:
-            await trio.sleep(seconds)
-        if scope.cancelled_caught:
-            raise deadline_error()
+
+    def _pause(self, rule: Rule, index: float) -> float:
+        if rule.failure == "hang" and index >= rule.after:
+            return math.inf
+        return rule.delay if index == 0 else rule.token_delay
 
     def _delta(self, token: int, request: GenerateRequest) -> Delta:
         piece = self._words[token]

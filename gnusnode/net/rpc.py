@@ -17,7 +17,8 @@ from gnusnode.contracts.base import Record
 from gnusnode.contracts.methods import StreamMethod, UnaryMethod
 
 Req = TypeVar("Req", bound=Record)
-Res = TypeVar("Res")
+Res = TypeVar("Res", bound=Record)
+Item = TypeVar("Item")
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,10 @@ UnaryHandler = Callable[[Any, CallContext], Awaitable[Record]]
 """``async (request, context) -> response``; raises ``GnusError`` for expected failures."""
 
 StreamHandler = Callable[[Any, CallContext, Callable[[Any], Awaitable[None]]], Awaitable[None]]
-"""``async (request, context, send)``: awaits ``send(item)`` per item (which is the backpressure) and returns at the end."""
+"""``async (request, context, send)``: awaits ``send(item)`` per item (which is the backpressure), returns at the end.
+
+Several tasks of one handler may call ``send``.
+"""
 
 
 @dataclass(frozen=True)
@@ -93,7 +97,7 @@ class Rpc(Protocol):
         ...
 
     def stream(
-        self, method: StreamMethod[Req, Res], request: Req, context: CallContext, *, peer: str | None = None
-    ) -> AbstractAsyncContextManager[AsyncIterator[Res]]:
+        self, method: StreamMethod[Req, Item], request: Req, context: CallContext, *, peer: str | None = None
+    ) -> AbstractAsyncContextManager[AsyncIterator[Item]]:
         """One request, many items; the handler waits while the caller is slow. Errors as for ``call``."""
         ...

@@ -1,21 +1,24 @@
-"""Logging: structlog in front, the standard library behind, so that our lines and a library's look alike.
+"""The log: the standard library's loggers, with a handler that makes every line safe to read and to keep.
 
-A line is one event name with fields. Values are escaped, capped, and never prompts or outputs: a field whose name
-promises content is written as length and digest, and the message of an unexpected exception as its digest (``debug``
-shows it). Everything goes to stderr; journald or a redirection keeps it.
+A line is a short text with fields: ``log.warning("engine ended", extra={"model": name, "rc": rc})``. Values are
+escaped, capped, and never prompts or outputs: a field whose name promises content is written as digest and length, and
+the message of an unexpected exception as its digest (``debug`` shows it). Everything goes to stderr; journald or a
+redirection keeps it.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 import logging
 import sys
 import traceback
-from collections.abc import Callable, MutableMapping
+from collections.abc import Generator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from datetime import UTC, datetime
+from types import MappingProxyType
 from typing import Any, Final, Literal, TextIO, cast
-
-import structlog
-from structlog.types import Processor
 
 from gnusnode.contracts.events import names_content
 from gnusnode.errors import GnusError
@@ -23,13 +26,16 @@ from gnusnode.observe.bus import Stamped
 
 MAX_VALUE: Final = 300
 """Longest text of one field, in characters."""
-_MAX_MESSAGE: Final = 1000
+MAX_EVENT: Final = 1000
+"""Longest text of the event itself."""
 _MAX_FRAMES: Final = 12
 _MAX_LINES: Final = 40
-_OWN_FIELDS: Final = frozenset({"event", "level", "time", "logger", "error"})
 _QUIET_LIBRARIES: Final = ("anycorn", "httpcore2", "httpx2", "hpack", "asyncio")
+_FREQUENT: Final = frozenset({"stage.ended", "pull.progressed"})
+_RECORD_ATTRIBUTES: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
-EventDict = MutableMapping[str, Any]
+_bound: ContextVar[MappingProxyType[str, Any]] = ContextVar("gnusnode_log_fields", default=MappingProxyType({}))
+_events: Final = logging.getLogger("gnusnode.events")
 
 
 def configure(
@@ -46,95 +52,108 @@ def configure(
     out = stream or sys.stderr
     number = logging.getLevelNamesMapping()[level.upper()]
     console = form == "console" or (form == "auto" and out.isatty())
-    shared: list[Processor] = [
-        structlog.contextvars.merge_contextvars,
-        structlog.stdlib.add_log_level,
-        structlog.stdlib.add_logger_name,
-        structlog.processors.TimeStamper("iso", utc=True, key="time"),
-        describe_exception(with_message=number <= logging.DEBUG),
-        bound_values,
-    ]
     handler = logging.StreamHandler(out)
-    handler.setFormatter(
-        structlog.stdlib.ProcessorFormatter(
-            foreign_pre_chain=shared,
-            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, _console if console else _json()],
-        )
-    )
+    handler.setFormatter((ConsoleFormatter if console else JsonFormatter)(with_messages=number <= logging.DEBUG))
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(number)
     logging.raiseExceptions = False  # a full disk behind stderr must not raise in the middle of the work
     for name in _QUIET_LIBRARIES:
         logging.getLogger(name).setLevel(max(number, logging.WARNING))
-    structlog.configure(
-        processors=[
-            structlog.stdlib.filter_by_level,
-            *shared,
-            structlog.stdlib.ProcessorFormatter.wrap_for_formatter,
-        ],
-        logger_factory=structlog.stdlib.LoggerFactory(),
-        wrapper_class=structlog.stdlib.BoundLogger,
-        cache_logger_on_first_use=False,
-    )
 
 
-def get_logger(name: str) -> structlog.stdlib.BoundLogger:
-    """The logger of a module: ``log = get_logger(__name__); log.warning("engine.ended", model=…, rc=…)``."""
-    return structlog.stdlib.get_logger(name)
+@contextmanager
+def bound(**fields: Any) -> Generator[None]:
+    """Puts ``fields`` on every line that the body writes, in this task and in those it starts."""
+    token = _bound.set(MappingProxyType({**_bound.get(), **fields}))
+    try:
+        yield
+    finally:
+        _bound.reset(token)
 
 
 def log_event(stamped: Stamped) -> None:
     """The sink that writes each event as a line; frequent ones at ``debug``."""
-    event = stamped.event
-    level = logging.DEBUG if event.name in {"stage.ended", "pull.progressed"} else logging.INFO
-    structlog.stdlib.get_logger("gnusnode.events").log(level, event.name, **event.fields())
+    level = logging.DEBUG if stamped.event.name in _FREQUENT else logging.INFO
+    if _events.isEnabledFor(level):
+        _events.log(level, stamped.event.name, extra=stamped.event.fields())
 
 
-def bound_values(_logger: Any, _method: str, fields: EventDict) -> EventDict:
-    """Caps every value and takes control characters and content out of it."""
-    for key, value in fields.items():
-        if key == "event":
-            fields[key] = _escaped(str(value), _MAX_MESSAGE)
-        elif key not in _OWN_FIELDS and names_content(key):
-            fields[key] = _digest(value if isinstance(value, str | bytes) else repr(value))
-        else:
-            fields[key] = _bounded(value)
-    return fields
+class JsonFormatter(logging.Formatter):
+    """One JSON object a line, in ASCII.
+
+    Args:
+        with_messages: also show the messages of exceptions that are not ours.
+    """
+
+    def __init__(self, *, with_messages: bool = False) -> None:
+        super().__init__()
+        self._with_messages = with_messages
+
+    def format(self, record: logging.LogRecord) -> str:
+        line: dict[str, Any] = {
+            "time": _moment(record).isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "event": escaped(_text(record), MAX_EVENT),
+            **_fields(record),
+        }
+        if error := _error(record, self._with_messages):
+            line["error"] = error
+        return json.dumps(line)
 
 
-def describe_exception(*, with_message: bool) -> Callable[[Any, str, EventDict], EventDict]:
-    """A processor that turns ``exc_info`` into plain data: types, places and, for our own errors, messages."""
+class ConsoleFormatter(JsonFormatter):
+    """One line for a person: time, level, event, fields; the places of an error below it."""
 
-    def processor(_logger: Any, _method: str, fields: EventDict) -> EventDict:
-        error = _exception_of(fields.pop("exc_info", None))
-        if error is not None:
-            fields["error"] = _chain(error, with_message=with_message)
-        fields.pop("stack_info", None)
-        return fields
-
-    return processor
+    def format(self, record: logging.LogRecord) -> str:
+        fields = "".join(f" {key}={value}" for key, value in _fields(record).items())
+        moment = _moment(record).astimezone().strftime("%H:%M:%S.%f")[:-3]
+        event = escaped(_text(record), MAX_EVENT)
+        line = f"{moment} {record.levelname:<7} {event}{fields}  [{record.name}]"
+        return "\n".join([line, *_error(record, self._with_messages)])
 
 
-def _exception_of(info: object) -> BaseException | None:
-    """The exception that a logging call means by its ``exc_info``."""
-    if info is True:
-        return sys.exception()
-    if isinstance(info, tuple) and len(cast("tuple[object, ...]", info)) == 3:
-        info = cast("tuple[object, ...]", info)[1]
-    return info if isinstance(info, BaseException) else None
+def _moment(record: logging.LogRecord) -> datetime:
+    return datetime.fromtimestamp(record.created, UTC)
 
 
-def _chain(error: BaseException, *, with_message: bool) -> list[str]:
-    """The error and its causes, each as ``Type: message`` followed by the innermost frames."""
+def _text(record: logging.LogRecord) -> str:
+    try:
+        return record.getMessage()
+    except (TypeError, ValueError):  # a wrong placeholder must not lose the line
+        return str(record.msg)
+
+
+def _fields(record: logging.LogRecord) -> dict[str, Any]:
+    """What was given by ``extra`` and by ``bound``, made safe."""
+    own = {key: value for key, value in vars(record).items() if key not in _RECORD_ATTRIBUTES}
+    return {key: _safe(key, value) for key, value in {**_bound.get(), **own}.items()}
+
+
+def _safe(key: str, value: Any) -> Any:
+    """A number or switch as it is, a list with each text capped, all else as one capped text; content as its digest."""
+    if value is None or isinstance(value, bool | int | float):
+        return value
+    if isinstance(value, bytes):
+        return _digest(value)
+    if names_content(key):
+        return _digest(str(value))
+    if isinstance(value, list | tuple):
+        return [escaped(str(item), MAX_VALUE) for item in cast("list[object]", value)[:_MAX_LINES]]
+    return escaped(str(value), MAX_VALUE)
+
+
+def _error(record: logging.LogRecord, with_messages: bool) -> list[str]:
+    """The exception of a record and its causes, each as ``Type: message`` followed by the innermost frames."""
     lines: list[str] = []
-    current: BaseException | None = error
+    current = record.exc_info[1] if record.exc_info else None
     while current is not None and len(lines) < _MAX_LINES:
-        shown = with_message or isinstance(current, GnusError | OSError)
-        message = _escaped(str(current), MAX_VALUE) if shown else _digest(str(current))
+        shown = with_messages or isinstance(current, GnusError | OSError)
+        message = escaped(str(current), MAX_VALUE) if shown else _digest(str(current))
         frames = traceback.extract_tb(current.__traceback__)[-_MAX_FRAMES:]
         lines.append(f"{type(current).__name__}: {message}")
-        lines.extend(f"  {frame.filename}:{frame.lineno} {frame.name}" for frame in frames)
+        lines.extend(f"  {escaped(frame.filename, MAX_VALUE)}:{frame.lineno} {frame.name}" for frame in frames)
         current = _cause(current)
     return lines[:_MAX_LINES]
 
@@ -146,20 +165,9 @@ def _cause(error: BaseException) -> BaseException | None:
     return error.__cause__ or (None if error.__suppress_context__ else error.__context__)
 
 
-def _bounded(value: Any) -> Any:
-    """A number or switch as it is, a list of texts with each capped, all else as one capped text."""
-    if value is None or isinstance(value, bool | int | float):
-        return value
-    if isinstance(value, bytes):
-        return _digest(value)
-    if isinstance(value, list | tuple):
-        return [_escaped(str(item), MAX_VALUE) for item in cast("list[object]", value)[:_MAX_LINES]]
-    return _escaped(str(value), MAX_VALUE)
-
-
-def _escaped(text: str, limit: int) -> str:
-    """``text`` with control and format characters as escapes: no value can begin a line or move a cursor."""
-    cut = text if len(text) <= limit else text[:limit] + f"… ({len(text)} characters)"
+def escaped(text: str, limit: int) -> str:
+    """``text`` cut to ``limit``, control and format characters as escapes: it cannot begin a line or move a cursor."""
+    cut = text if len(text) <= limit else f"{text[:limit]}… ({len(text)} characters)"
     if cut.isprintable():
         return cut
     return "".join(
@@ -170,17 +178,3 @@ def _escaped(text: str, limit: int) -> str:
 def _digest(value: str | bytes) -> str:
     data = value if isinstance(value, bytes) else value.encode("utf-8", "surrogatepass")
     return f"sha256:{hashlib.sha256(data).hexdigest()[:16]} ({len(data)} bytes)"
-
-
-def _json() -> Processor:
-    return structlog.processors.JSONRenderer(ensure_ascii=True)
-
-
-def _console(_logger: Any, _method: str, fields: EventDict) -> str:
-    """One line for a person: time, level, event, fields; the frames of an error below it."""
-    moment = str(fields.pop("time", ""))[11:23]
-    level = str(fields.pop("level", "")).upper()
-    name, event = fields.pop("logger", ""), fields.pop("event", "")
-    error: list[str] = fields.pop("error", [])
-    rest = " ".join(f"{key}={value}" for key, value in fields.items())
-    return "\n".join([f"{moment} {level:<7} {event} {rest}".rstrip() + f"  [{name}]", *error])

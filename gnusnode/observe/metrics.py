@@ -12,7 +12,9 @@ from typing import Final
 import psutil
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info
 
+from gnusnode import __version__
 from gnusnode.observe.bus import Stamped
+from gnusnode.observe.engines import EngineGauges
 from gnusnode.observe.events import (
     EngineChanged,
     HealthChanged,
@@ -34,7 +36,9 @@ class NodeMetrics:
         counter, gauge, histogram = self._makers()
 
         self.build = Info("gnusnode_build", "Version of the running node.", registry=self.registry)
+        self.build.info({"version": __version__})
         self.started = gauge("gnusnode_start_time_seconds", "Unix time at which the node started.")
+        self.started.set_to_current_time()
 
         self.requests = counter(
             "gnusnode_requests", "Requests that ended, by what came of them.", "endpoint", "outcome"
@@ -52,12 +56,11 @@ class NodeMetrics:
         )
         self.tokens = counter("gnusnode_tokens", "Tokens of requests: `in`, of these `cached`, and `out`.", "kind")
 
-        self.queue_depth = gauge("gnusnode_queue_depth", "Generations that wait for a slot.", "model")
-        self.streams = gauge("gnusnode_streams_active", "Generations that hold a slot.", "model")
+        self.engines = EngineGauges()
+        self.registry.register(self.engines)
         self.engine_restarts = counter(
             "gnusnode_engine_restarts", "Engine children that were started again.", "model", "cause"
         )
-        self.engine_rss = gauge("gnusnode_engine_resident_bytes", "Resident memory of an engine child.", "model")
 
         self.http_connections = gauge("gnusnode_http_connections", "Open HTTP connections.")
         self.http_refused = counter(

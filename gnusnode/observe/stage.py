@@ -29,8 +29,6 @@ class Stage(StrEnum):
     DECODE = "decode"
     COMPUTE = "compute"
     """The expert's whole work as the router sees it."""
-    SYNTHESIS = "synthesis"
-    """Making the answer package and handing it over."""
 
 
 class StageTimer:

@@ -59,7 +59,7 @@ class FamilyWriter:
         self._append = append
 
     async def append(self, event: str, **fields: AuditValue) -> AuditEvent:
-        """Appends one event; returns once it is durable. A cancelled caller's event is written nevertheless.
+        """Appends one event; returns once it is durable. A cancelled caller's event is written before it learns of that.
 
         Args:
             event: ``<family>.<what happened>``.
@@ -133,10 +133,14 @@ class AuditLog:
 
     async def _append(self, family: str, event: str, fields: dict[str, AuditValue]) -> AuditEvent:
         operation = partial(_append_event, self._signer, family, event, fields, self._now_ms())
+        written = await self._write_shielded(operation)
+        self._grown.unpark_all()
+        await trio.lowlevel.checkpoint_if_cancelled()  # a task that does nothing but append can be cancelled, too
+        return written
+
+    async def _write_shielded(self, operation: Callable[[WriteTxn], AuditEvent]) -> AuditEvent:
         with trio.CancelScope(shield=True):  # what happened is recorded, even when its task is being cancelled
-            written = await self._store.write(operation)
-            self._grown.unpark_all()
-            return written
+            return await self._store.write(operation)
         raise AssertionError("a shielded scope that nobody cancels ends by return or by an exception")
 
     def _read(self, first: int, limit: int) -> list[AuditEvent]:

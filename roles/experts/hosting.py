@@ -35,7 +35,7 @@ class Expert:
 class Engines(Protocol):
     """The engines of this node."""
 
-    async def engine(self, model: str, profile: ContextProfile) -> Engine:
+    async def engine(self, model: str, profile: ContextProfile, /) -> Engine:
         """The engine that runs ``model``; may take as long as a model takes to load.
 
         Raises:
@@ -43,7 +43,7 @@ class Engines(Protocol):
         """
         ...
 
-    def info(self, model: str) -> EngineInfo:
+    def info(self, model: str, /) -> EngineInfo:
         """What the model is and how it does just now. Never waits.
 
         Raises:

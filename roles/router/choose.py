@@ -20,6 +20,16 @@ AUTO: Final = ("gnus", "gnus-auto")
 DRAFTING: Final = (ExpertRole.SEMANTIC_CORE, ExpertRole.PRIMARY_DRAFT, ExpertRole.DOMAIN_EXPERT)
 """Roles that answer users; the others work on answers."""
 
+_SECONDS_UNTIL_READY: Final = {
+    EngineState.READY: 0.0,
+    EngineState.RESTARTING: 2.0,
+    EngineState.STARTING: 5.0,
+    EngineState.STOPPED: 10.0,
+}
+"""Rough time until an engine in this state works; one that is stopped is loaded by its first request.
+
+What is missing here (quarantine) does not come back by itself.
+"""
 _UNMEASURED_RATE: Final = 10.0
 """Tokens per second that an engine counts as before it measured itself."""
 _TYPICAL_ANSWER: Final = 256
@@ -85,7 +95,8 @@ def choose_experts(
 ) -> list[Candidate]:
     """All that can serve the request, best first; never empty.
 
-    Order: domain fit, then the core, then expected time; names decide ties, so that equal inputs give equal orders.
+    Order: domain fit, then the core, then expected time, in which loading a model counts; names decide ties, so that
+    equal inputs give equal orders.
 
     Args:
         privacy: of the plan to be made, which may be stricter than the policy's.
@@ -106,10 +117,14 @@ def choose_experts(
             where=request.model,
             hint="start the role core or elm on a node of this swarm, or choose a wider privacy mode",
         )
-    ready = [card for card in visible if card.engine.state is EngineState.READY]
-    if not ready:
-        raise _not_ready(visible)
-    candidates = [_candidate(card, request, intent, warm) for card in ready]
+    usable = [card for card in visible if card.engine.state in _SECONDS_UNTIL_READY]
+    if not usable:
+        raise NoExpert(
+            f"no expert works: {', '.join(sorted({f'{c.expert_id} is {c.engine.state.value}' for c in visible}))}",
+            where=visible[0].peer,
+            hint="see `gnusnode status` for the reason",
+        )
+    candidates = [_candidate(card, request, intent, warm) for card in usable]
     return sorted(candidates, key=_order)
 
 
@@ -153,17 +168,6 @@ def _allowed(cards: list[ExpertCard], model: str, policy: PolicyEnvelope) -> lis
     return allowed
 
 
-def _not_ready(cards: list[ExpertCard]) -> NoExpert:
-    states = sorted({f"{card.expert_id} is {card.engine.state.value}" for card in cards})
-    soon = any(card.engine.state in (EngineState.STARTING, EngineState.RESTARTING) for card in cards)
-    return NoExpert(
-        f"no expert is ready: {', '.join(states)}",
-        where=cards[0].peer,
-        hint="try again in a moment" if soon else "see `gnusnode status` for the reason",
-        retry_after=2.0 if soon else None,
-    )
-
-
 def _candidate(card: ExpertCard, request: TaskRequest, intent: Intent, warm: tuple[str, str] | None) -> Candidate:
     is_warm = warm == (card.peer, card.expert_id)
     fits = card.service == "elm" and intent.domain != GENERAL and intent.domain in card.domains
@@ -173,6 +177,8 @@ def _candidate(card: ExpertCard, request: TaskRequest, intent: Intent, warm: tup
         reasons.append(f"specialised in {intent.domain}")
     elif card.service == "core":
         reasons.append("broad reasoning")
+    if card.engine.state is not EngineState.READY:
+        reasons.append(f"its engine is {card.engine.state.value}")
     if is_warm:
         reasons.append("holds this conversation in its cache")
     if request.model not in AUTO:
@@ -181,13 +187,14 @@ def _candidate(card: ExpertCard, request: TaskRequest, intent: Intent, warm: tup
 
 
 def expected_seconds(engine: EngineInfo, request: TaskRequest, *, warm: bool) -> float:
-    """Estimated wait, prefill and decode of one answer, in seconds."""
+    """Estimated loading, waiting, prefill and decode of one answer, in seconds."""
     decode = engine.decode_rate or _UNMEASURED_RATE
     prefill = engine.prefill_rate or 4 * decode
     ahead = engine.queued + (0 if engine.free_slots else 1)
     wait = ahead * _TYPICAL_ANSWER / decode / max(1, engine.slots)
     prompt = 0.0 if warm else _prompt_tokens(request) / prefill
-    return wait + prompt + min(request.generation.max_tokens, _TYPICAL_ANSWER) / decode
+    until_ready = _SECONDS_UNTIL_READY.get(engine.state, 0.0)
+    return until_ready + wait + prompt + min(request.generation.max_tokens, _TYPICAL_ANSWER) / decode
 
 
 def _prompt_tokens(request: TaskRequest) -> float:

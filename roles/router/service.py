@@ -24,6 +24,7 @@ from gnusnode.contracts.services import (
     TaskRequest,
 )
 from gnusnode.errors import (
+    DataError,
     DeadlineExceeded,
     GnusError,
     Overloaded,
@@ -292,7 +293,9 @@ def asked(request: TaskRequest) -> str:
 
 def worth_elsewhere(error: GnusError) -> bool:
     """Whether another expert may do better: not when the request is at fault, poisonous, or out of time."""
-    return isinstance(error, Unavailable | RecordRefused) and not isinstance(error, Poisoned | DeadlineExceeded)
+    return isinstance(error, Unavailable | DataError | RecordRefused) and not isinstance(
+        error, Poisoned | DeadlineExceeded
+    )
 
 
 def check_package(plan: ExecutionPlan, card: ExpertCard, item: ChoiceDone, streamed: str) -> None:

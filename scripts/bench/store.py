@@ -2,17 +2,15 @@
 
     python scripts/bench/store.py [--dir DIR] [--seconds 3] [--kills 50]
 
-Durable writes per second (1 KB values, every one acknowledged after its fsync) with 1, 16 and 128 tasks; the same while the loop's
-lag is sampled; audit events per second; blob MB/s written and verified; time to open; kill -9 runs with acknowledged writes
-lost. What an fsync costs decides most of it, so records carry the raw cost of one.
+Durable writes per second (1 KB values, each acknowledged after its fsync) with 1, 16 and 128 tasks, and the loop's lag;
+audit events appended and verified; blob MB/s written and verified; time to open; acknowledged writes lost by kill -9.
+What an fsync costs decides most of it, so every record carries the cost of a plain one.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import platform
 import random
 import shutil
 import subprocess
@@ -29,6 +27,8 @@ import trio
 REPOSITORY = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(REPOSITORY))
 
+import record  # noqa: E402 - stands beside this file
+
 from gnusnode.identity import NodeIdentity  # noqa: E402 - found through the line above
 from gnusnode.store import Store, open_store  # noqa: E402
 from gnusnode.store.audit import open_audit  # noqa: E402
@@ -40,26 +40,13 @@ VALUE = os.urandom(1024)
 MIB = 1024 * 1024
 
 
-def emit(bench: str, **figures: Any) -> None:
-    print(json.dumps({"bench": f"store.{bench}", **figures, **CONTEXT}), flush=True)
+def emit(bench: str, directory: Path, **figures: Any) -> None:
+    record.emit(f"store.{bench}", figures, filesystem=filesystem(directory), fsync_ms=fsync_ms(directory))
 
 
-def context(directory: Path) -> dict[str, Any]:
-    def git(*arguments: str) -> str:
-        done = subprocess.run(["git", "-C", str(REPOSITORY), *arguments], capture_output=True, text=True, check=False)
-        return done.stdout.strip()
-
-    filesystem = subprocess.run(["stat", "-f", "-c", "%T", str(directory)], capture_output=True, text=True, check=False)
-    return {
-        "commit": git("rev-parse", "--short", "HEAD") + ("+" if git("status", "--porcelain") else ""),
-        "cpus": os.cpu_count(),
-        "machine": platform.machine(),
-        "python": platform.python_version(),
-        "filesystem": filesystem.stdout.strip(),
-        "load_1m": round(os.getloadavg()[0], 2),
-        "fsync_ms": fsync_ms(directory),
-        "command": " ".join(["python", "scripts/bench/store.py", *sys.argv[1:]]),
-    }
+def filesystem(directory: Path) -> str:
+    done = subprocess.run(["stat", "-f", "-c", "%T", str(directory)], capture_output=True, text=True, check=False)
+    return done.stdout.strip()
 
 
 def fsync_ms(directory: Path) -> float:
@@ -127,6 +114,7 @@ async def durable_writes(directory: Path, tasks: int, seconds: float) -> None:
     ordered = sorted(latencies)
     emit(
         "durable_writes",
+        directory,
         tasks=tasks,
         writes=len(ordered),
         writes_per_s=round(len(ordered) / spent["wall_s"]),
@@ -155,11 +143,17 @@ async def audit_events(directory: Path, tasks: int, seconds: float) -> None:
                     nursery.start_soon(write)
                 await trio.sleep(seconds)
                 nursery.cancel_scope.cancel()
-        emit("audit_append", tasks=tasks, events=count, events_per_s=round(count / spent["wall_s"]), **spent)
+        emit("audit_append", directory, tasks=tasks, events=count, events_per_s=round(count / spent["wall_s"]), **spent)
         with cpu() as spent:
             report = await log.verify()
         assert report.broken is None
-        emit("audit_verify", events=report.checked, events_per_s=round(report.checked / spent["wall_s"]), **spent)
+        emit(
+            "audit_verify",
+            directory,
+            events=report.checked,
+            events_per_s=round(report.checked / spent["wall_s"]),
+            **spent,
+        )
 
 
 async def blob_throughput(directory: Path, mib: int) -> None:
@@ -173,10 +167,12 @@ async def blob_throughput(directory: Path, mib: int) -> None:
                 for _ in range(mib):
                     await writer.write(chunk)
                 address = await writer.commit()
-        emit("blob_write", mib=mib, mb_per_s=round(mib * 1.048576 / spent["wall_s"]), **lag.figures(), **spent)
+        emit(
+            "blob_write", directory, mib=mib, mb_per_s=round(mib * 1.048576 / spent["wall_s"]), **lag.figures(), **spent
+        )
         with cpu() as spent:
             assert await blobs.verify(address)
-        emit("blob_verify", mib=mib, mb_per_s=round(mib * 1.048576 / spent["wall_s"]), **spent)
+        emit("blob_verify", directory, mib=mib, mb_per_s=round(mib * 1.048576 / spent["wall_s"]), **spent)
         nursery.cancel_scope.cancel()
 
 
@@ -189,16 +185,16 @@ async def opening(directory: Path, entries: int) -> None:
     with cpu() as spent:
         async with open_store(home) as store:
             spent["entries"] = from_u64(store.scan(PLANS, reverse=True, limit=1)[0][0]) + 1
-    emit("open", **spent)
+    emit("open", directory, **spent)
     with cpu() as spent:
         report = check_data_file(home / "data.mdb", budget=None)
-    emit("check_whole", pages=report.pages_checked, **spent)
+    emit("check_whole", directory, pages=report.pages_checked, **spent)
 
 
 def kills(directory: Path, count: int) -> None:
     """Runs the kill test's own child and comparison ``count`` times; any loss raises."""
     sys.path.insert(0, str(REPOSITORY / "tests" / "hostile"))
-    import test_store_kill as kill  # noqa: PLC0415 - a test module, needed here only
+    import test_store_kill as kill
 
     dice, acknowledged = random.Random(50), 0
     home = directory / "kills"
@@ -208,7 +204,7 @@ def kills(directory: Path, count: int) -> None:
             acknowledged += len(lines)
             assert check_data_file(home / "store" / "data.mdb", budget=None).complete
             trio.run(kill.compare, home, lines)
-    emit("kill_9", kills=count, acknowledged=acknowledged, lost=0, **spent)
+    emit("kill_9", directory, kills=count, acknowledged=acknowledged, lost=0, **spent)
 
 
 def main() -> None:
@@ -220,7 +216,6 @@ def main() -> None:
     parser.add_argument("--entries", type=int, default=50_000)
     arguments = parser.parse_args()
     directory = Path(tempfile.mkdtemp(prefix="gnusnode-bench-", dir=arguments.dir))
-    CONTEXT.update(context(directory))
     try:
         for tasks in (1, 16, 128):
             trio.run(durable_writes, directory, tasks, arguments.seconds)
@@ -231,8 +226,6 @@ def main() -> None:
     finally:
         shutil.rmtree(directory)
 
-
-CONTEXT: dict[str, Any] = {}
 
 if __name__ == "__main__":
     main()

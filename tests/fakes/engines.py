@@ -9,11 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from gnusnode.contracts.generation import Delta, Done, GenerateRequest, Prompt, Started
+from gnusnode.inference.devices import Device
 from gnusnode.inference.engine import Engine
 from gnusnode.inference.frames import ChildSpec
+from gnusnode.inference.gguf import GgufHeader, Tensor
 
 FAKE_CHILD = [sys.executable, "-P", "-B", str(Path(__file__).with_name("engine_child.py"))]
 ARTIFACT = "sha256:" + "ab" * 32
+MIB = 1024 * 1024
 _numbers = itertools.count(1)
 
 
@@ -49,3 +52,40 @@ def alive(pid: int) -> bool:
     except (ProcessLookupError, FileNotFoundError):
         return False
     return state != "Z"
+
+
+def header(
+    layers: int = 10, *, layer_mib: int = 100, other_mib: int = 200, kv_heads: int = 8, head_dim: int = 64
+) -> GgufHeader:
+    """A header of which only the sizes matter."""
+    tensors = [Tensor(f"blk.{index}.w", "F16", (1,), layer_mib * MIB, 0) for index in range(layers)]
+    tensors.append(Tensor("token_embd.weight", "F16", (1,), other_mib * MIB, 0))
+    return GgufHeader(
+        version=3,
+        architecture="llama",
+        name="",
+        license="",
+        metadata={},
+        tokenizer="gpt2",
+        vocab_size=1000,
+        special_tokens={},
+        template=None,
+        template_sha256=None,
+        n_layer=layers,
+        n_embd=512,
+        n_head=kv_heads,
+        n_head_kv=kv_heads,
+        head_dim_k=head_dim,
+        head_dim_v=head_dim,
+        context_train=8192,
+        causal=True,
+        pooling=0,
+        tensors=tuple(tensors),
+        data_offset=0,
+        file_size=0,
+        heads_kv=(kv_heads,) * layers,
+    )
+
+
+def gpu(free_mib: int, name: str = "CUDA0") -> Device:
+    return Device(name=name, description="a GPU", kind="gpu", free=free_mib * MIB, total=free_mib * MIB)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -98,7 +98,8 @@ class FakeEngine:
         self.requests.append(request)
         self.running += 1
         try:
-            yield self._events(request)
+            async with aclosing(self._events(request)) as events:
+                yield events
         finally:
             self.running -= 1
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 
@@ -17,11 +17,8 @@ def head(major: int, argument: int, *, width: int = 0) -> bytes:
     return bytes([first | {1: 24, 2: 25, 4: 26, 8: 27}[width]]) + argument.to_bytes(width, "big")
 
 
-def write(value: Any, spell: Callable[[Any], bytes | None] = lambda _: None) -> bytes:
-    """Deterministic CBOR of ``value``, but for the items that ``spell`` gives an own spelling for."""
-    own = spell(value)
-    if own is not None:
-        return own
+def write(value: Any) -> bytes:
+    """Deterministic CBOR of ``value``."""
     match value:
         case None:
             return b"\xf6"
@@ -35,15 +32,15 @@ def write(value: Any, spell: Callable[[Any], bytes | None] = lambda _: None) -> 
             raw = value.encode("utf-8")
             return head(3, len(raw)) + raw
         case list():
-            return head(4, len(value)) + b"".join(write(item, spell) for item in value)
+            return head(4, len(value)) + b"".join(write(item) for item in value)
         case dict():
-            return head(5, len(value)) + b"".join(pairs(value, spell))
+            return head(5, len(value)) + b"".join(pairs(value))
     raise TypeError(type(value))
 
 
-def pairs(value: dict[str, Any], spell: Callable[[Any], bytes | None] = lambda _: None) -> list[bytes]:
+def pairs(value: dict[str, Any]) -> list[bytes]:
     """Keys and values of a map, in the order of the encoded keys."""
-    return [raw + write(item, spell) for raw, item in sorted((write(key), item) for key, item in value.items())]
+    return [raw + write(item) for raw, item in sorted((write(key), item) for key, item in value.items())]
 
 
 def short_float(value: float) -> bytes:
@@ -61,17 +58,54 @@ def long_float(value: float) -> bytes:
     return b"\xfb" + struct.pack(">d", value)
 
 
-def first(plain: dict[str, Any], kind: type, spelling: Callable[[Any], bytes]) -> bytes:
-    """``plain`` with the first item of exactly type ``kind`` spelled differently."""
-    done: list[bool] = []
+def other_spellings(plain: dict[str, Any]) -> Iterator[tuple[str, bytes]]:
+    """Name and bytes of everything that a sloppy writer might send for ``plain``."""
+    for name, spell in _OF_THE_MAP.items():
+        yield name, spell(plain)
+    for field, value in plain.items():
+        for name, raw in _of_value(value):
+            yield f"{field}: {name}", _with(plain, field, raw)
 
-    def spell(value: Any) -> bytes | None:
-        if done or type(value) is not kind:
-            return None
-        done.append(True)
-        return spelling(value)
 
-    return write(plain, spell)
+def _with(plain: dict[str, Any], field: str, raw: bytes) -> bytes:
+    keys = sorted(plain, key=write)
+    return head(5, len(plain)) + b"".join(write(key) + (raw if key == field else write(plain[key])) for key in keys)
+
+
+def _of_value(value: Any) -> list[tuple[str, bytes]]:
+    match value:
+        case bool():
+            return [("as an integer", write(int(value)))]
+        case int():
+            return [
+                ("head too long", head(0, value, width=8) if 0 <= value < 2**32 else b"\xc2" + write(str(value))),
+                ("as a float", long_float(float(value))),
+                ("bignum", b"\xc2\x49" + (value % 2**64).to_bytes(9, "big")),
+            ]
+        case float():
+            return [
+                ("NaN", b"\xf9\x7e\x00"),
+                ("signalling NaN", b"\xfb\x7f\xf0\x00\x00\x00\x00\x00\x01"),
+                ("infinity", b"\xf9\x7c\x00"),
+                ("as an integer", write(int(value))),
+                *([] if short_float(value)[0] == 0xFB else [("too long", long_float(value))]),
+            ]
+        case str():
+            raw = value.encode("utf-8")
+            return [
+                ("head too long", head(3, len(raw), width=8) + raw),
+                ("indefinite", b"\x7f" + write(value) + b"\xff"),
+                ("as bytes", head(2, len(raw)) + raw),
+                ("tagged", b"\xc0" + write(value)),
+                ("invalid UTF-8", head(3, 2) + b"\xc3\x28"),
+                ("undefined", b"\xf7"),
+                ("unassigned simple value", b"\xf8\xff"),
+                ("reserved head", b"\x1c"),
+            ]
+        case list():
+            return [("indefinite", b"\x9f" + write(value)[1:] + b"\xff")] if len(value) < 24 else []
+        case _:
+            return []
 
 
 def _indefinite_map(plain: dict[str, Any]) -> bytes:
@@ -91,40 +125,15 @@ def _integer_key(plain: dict[str, Any]) -> bytes:
     return head(5, len(plain) + 1) + b"\x01\x01" + b"".join(pairs(plain))
 
 
-OTHER_SPELLINGS: Final[dict[str, Callable[[dict[str, Any]], bytes]]] = {
+_OF_THE_MAP: Final[dict[str, Callable[[dict[str, Any]], bytes]]] = {
     "indefinite map": _indefinite_map,
     "duplicate key": _repeated,
     "unsorted keys": _reversed,
     "integer as a key": _integer_key,
     "map head too long": lambda plain: head(5, len(plain), width=2) + b"".join(pairs(plain)),
-    "text head too long": lambda plain: first(plain, str, lambda v: head(3, len(v.encode()), width=4) + v.encode()),
-    "indefinite text": lambda plain: first(plain, str, lambda v: b"\x7f" + write(v) + b"\xff"),
-    "text as bytes": lambda plain: first(plain, str, lambda v: head(2, len(v.encode())) + v.encode()),
     "tagged map": lambda plain: b"\xd9\xd9\xf7" + write(plain),
-    "tagged text": lambda plain: first(plain, str, lambda v: b"\xc0" + write(v)),
     "trailing byte": lambda plain: write(plain) + b"\x00",
     "second item behind": lambda plain: write(plain) * 2,
     "cut short": lambda plain: write(plain)[:-1],
     "a list around": lambda plain: b"\x81" + write(plain),
-    "invalid UTF-8": lambda plain: first(plain, str, lambda v: head(3, 2) + b"\xc3\x28"),
-    "undefined": lambda plain: first(plain, str, lambda v: b"\xf7"),
-    "unassigned simple value": lambda plain: first(plain, str, lambda v: b"\xf8\xff"),
-    "reserved head": lambda plain: first(plain, str, lambda v: b"\x1c"),
 }
-"""By name: spellings that apply to every map with at least one text."""
-
-NUMBER_SPELLINGS: Final[dict[str, tuple[type, Callable[[Any], bytes]]]] = {
-    "integer too long": (
-        int,
-        lambda v: head(0, v, width=8) if 0 <= v < 2**32 else head(6, 2) + b"\x48" + v.to_bytes(8, "big"),
-    ),
-    "integer as a float": (int, lambda v: long_float(float(v))),
-    "bignum": (int, lambda v: b"\xc2\x49" + (v % 2**64).to_bytes(9, "big")),
-    "float too long": (float, lambda v: long_float(v) if short_float(v)[0] != 0xFB else b"\xfb\x7f\xf0" + bytes(6)),
-    "NaN": (float, lambda v: b"\xf9\x7e\x00"),
-    "signalling NaN": (float, lambda v: b"\xfb\x7f\xf0\x00\x00\x00\x00\x00\x01"),
-    "infinity": (float, lambda v: b"\xf9\x7c\x00"),
-    "float as an integer": (float, lambda v: write(int(v))),
-    "boolean as an integer": (bool, lambda v: write(int(v))),
-}
-"""By name: the type of the item, and how to spell it wrongly."""

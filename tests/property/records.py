@@ -18,7 +18,7 @@ from pydantic import BaseModel, StringConstraints
 from gnusnode.contracts import canonical, dsse, ids
 from gnusnode.contracts.base import Record, SignedRecord
 from gnusnode.contracts.consensus import Vote
-from gnusnode.contracts.events import GENESIS, names_content
+from gnusnode.contracts.events import GENESIS, Fingerprint, names_content
 from gnusnode.contracts.memory import TrustClass
 from gnusnode.contracts.roster import Roster
 from gnusnode.contracts.swarm import LOWEST_TIER, KeyRotation, RevocationKind
@@ -102,6 +102,21 @@ def _plain(annotation: Any, notes: list[Any]) -> st.SearchStrategy[Any]:
     return _texts(notes)
 
 
+def _pattern(field: Any) -> str:
+    return next(note.pattern for note in get_args(field) if getattr(note, "pattern", None))
+
+
+_digests: Final = st.binary(max_size=4).map(ids.sha256)
+_CHEAP: Final[dict[str | None, st.SearchStrategy[str]]] = {
+    _pattern(ids.Sha256): _digests,
+    _pattern(ids.Uuid): st.uuids().map(str),
+    _pattern(ids.Nonce): st.binary(min_size=16, max_size=16).map(bytes.hex),
+    _pattern(ids.Signature): st.just("ed25519:" + "A" * 86 + "=="),
+    _pattern(Fingerprint): st.sampled_from(_PEERS) | _digests,
+}
+"""Patterns of long texts: drawing them letter by letter would take most of the time."""
+
+
 def _texts(notes: list[Any]) -> st.SearchStrategy[str]:
     pattern = next((note.pattern for note in notes if getattr(note, "pattern", None)), None)
     checks = {note.func.__name__ for note in notes if hasattr(note, "func")}
@@ -109,10 +124,10 @@ def _texts(notes: list[Any]) -> st.SearchStrategy[str]:
         return st.sampled_from(_PEERS)
     if "_valid_cid" in checks:
         return st.binary(max_size=4).map(ids.cid)
+    if pattern in _CHEAP:
+        return _CHEAP[pattern]
     if pattern is not None:
         most = _bounds(notes, MaxLen, "max_length", 1000)
-        if "12D3KooW" in pattern:
-            return st.sampled_from(_PEERS) | st.binary(max_size=4).map(ids.sha256)
         return st.from_regex(pattern.replace("$", r"\Z"), fullmatch=True).filter(lambda text: len(text) <= most)
     low, high = _bounds(notes, MinLen, "min_length", 0), _bounds(notes, MaxLen, "max_length", 12)
     return st.text(st.characters(exclude_categories=["Cs"]), min_size=low, max_size=max(low, min(high, 12)))

@@ -128,6 +128,22 @@ async def test_an_event_of_a_cancelled_task_is_recorded(home: Path, signer: Node
         assert log.length == 1
 
 
+async def test_a_task_that_does_nothing_but_append_can_be_cancelled(home: Path, signer: NodeIdentity) -> None:
+    async with open_store(home) as store:
+        log = await open_audit(store, signer)
+        writer = log.writer("tool")
+
+        async def append_for_ever() -> None:
+            while True:
+                await writer.append("tool.result")
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(append_for_ever)
+            await log.follow(5)
+            nursery.cancel_scope.cancel()
+        assert (await log.verify()).broken is None
+
+
 async def test_a_follower_gets_what_is_there_and_then_what_comes(home: Path, signer: NodeIdentity) -> None:
     async with open_store(home) as store:
         log = await open_audit(store, signer)

@@ -133,9 +133,7 @@ async def test_a_file_goes_with_its_last_name(store: ModelStore, file: Path) -> 
         await store.remove("two")
 
 
-async def test_a_digest_of_two_names_is_no_conflict_but_shared_digits_are(
-    store: ModelStore, file: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_digest_of_two_names_is_no_conflict_but_shared_digits_are(store: ModelStore, file: Path) -> None:
     first = await store.add(file, "one")
     await store.add(file, "two")
     assert (await store.get(first.sha256)).sha256 == first.sha256
@@ -169,7 +167,7 @@ async def test_a_file_that_cannot_be_read_is_named(store: ModelStore, tmp_path: 
     assert str(tmp_path) in str(caught.value)
 
 
-# --- never loadable before its hash is right ---------------------------------------------------------------------------
+# --- never loadable before its hash is right -------------------------------------------------------------------------
 
 
 @pytest.mark.requirement("G-EX-4")
@@ -238,7 +236,7 @@ async def test_verify_notes_when_it_was_done(tmp_path: Path, file: Path) -> None
     assert steps[-1] == file.stat().st_size
 
 
-# --- damage, interruption, several at once -----------------------------------------------------------------------------
+# --- damage, interruption, several at once ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("damage", [b"", b"{", b"[]", b'{"name": "tiny"}', b"\xff", b" " * 3_000_000])

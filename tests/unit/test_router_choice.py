@@ -97,15 +97,21 @@ def test_a_prompt_travels_no_further_than_its_privacy_mode(privacy: PrivacyMode,
             order(card("far", peer=FAR), privacy=privacy)
 
 
-@pytest.mark.parametrize(
-    ("state", "retries"),
-    [(EngineState.STARTING, True), (EngineState.RESTARTING, True), (EngineState.QUARANTINED, False)],
-)
-def test_experts_that_are_not_ready_are_named_with_their_state(state: EngineState, retries: bool):
-    with pytest.raises(NoExpert, match=f"core is {state.value}") as caught:
-        order(card("core", state=state))
-    assert (caught.value.retry_after is not None) == retries
-    assert order(card("down", state=state), card("up")) == ["up"]
+def test_an_engine_that_is_not_up_yet_serves_when_no_other_does():
+    for state in (EngineState.STARTING, EngineState.RESTARTING, EngineState.STOPPED):
+        assert order(card("a-down", state=state), card("up")) == ["up", "a-down"]
+        assert order(card("a-down", state=state)) == ["a-down"]
+
+
+def test_an_unloaded_expert_of_the_domain_is_worth_loading():
+    cards = (card("core"), elm("coder", "code", state=EngineState.STOPPED))
+    assert order(*cards, request=task(CODE)) == ["coder", "core"]
+
+
+def test_an_engine_in_quarantine_is_named_with_its_state_and_never_used():
+    assert order(card("down", state=EngineState.QUARANTINED), card("up")) == ["up"]
+    with pytest.raises(NoExpert, match="core is quarantined"):
+        order(card("core", state=EngineState.QUARANTINED))
 
 
 def test_nobody_who_answers_is_said_so():

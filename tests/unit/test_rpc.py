@@ -1,4 +1,4 @@
-"""What every implementation of the rpc port promises. A second implementation joins by a second parameter of ``rpc``."""
+"""What every implementation of the rpc port promises. A second one joins as a second parameter of ``rpc`` below."""
 
 from __future__ import annotations
 
@@ -64,6 +64,12 @@ def service(
     return Service("test", {"echo": echo} if echo else {}, {"count": count} if count else {})
 
 
+async def read(rpc: Rpc, into: list[str]) -> None:
+    async with rpc.stream(COUNT, Ask(text=""), context()) as items:
+        async for item in items:
+            into.append(item.text)
+
+
 async def answer(ask: Ask, _: CallContext) -> Reply:
     return Reply(text=ask.text.upper())
 
@@ -116,6 +122,18 @@ async def test_a_slow_reader_holds_the_handler_at_the_buffer_limit(rpc: Rpc):
         assert len([item async for item in items]) == 50
 
 
+async def test_several_tasks_of_a_handler_may_send_and_nothing_is_lost(rpc: Rpc):
+    async def handler(_: Ask, __: CallContext, send: Any) -> None:
+        async with trio.open_nursery() as nursery:
+            for number in range(20):
+                nursery.start_soon(send, Reply(text=str(number) * 300))
+
+    got: list[str] = []
+    async with rpc.serve(service(count=handler)):
+        await read(rpc, got)
+    assert sorted(got) == sorted(str(number) * 300 for number in range(20))
+
+
 async def test_an_item_larger_than_the_buffer_still_passes(rpc: Rpc):
     async def handler(_: Ask, __: CallContext, send: Any) -> None:
         await send(Reply(text="x" * 5 * BUFFER))
@@ -143,9 +161,7 @@ async def test_a_stream_error_comes_after_the_items_before_it(rpc: Rpc):
     got: list[str] = []
     async with rpc.serve(service(count=handler)):
         with pytest.raises(Overloaded):
-            async with rpc.stream(COUNT, Ask(text=""), context()) as items:
-                async for item in items:
-                    got.append(item.text)
+            await read(rpc, got)
     assert got == ["one"]
 
 
@@ -296,9 +312,7 @@ async def test_a_closing_service_fails_its_running_calls_as_unavailable(rpc: Rpc
 
     async def stream() -> None:
         with pytest.raises(Unavailable) as caught:
-            async with rpc.stream(COUNT, Ask(text=""), context()) as items:
-                async for _ in items:
-                    pass
+            await read(rpc, [])
         outcomes.append(caught.value)
 
     async with trio.open_nursery() as nursery:

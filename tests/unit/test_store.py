@@ -155,11 +155,10 @@ async def _cancel_when_blocked(scope: trio.CancelScope) -> None:
 
 
 async def test_closing_writes_what_is_queued_and_refuses_what_comes_later(home: Path) -> None:
-    async with trio.open_nursery() as nursery:
-        async with open_store(home) as store:
-            for number in range(20):
-                nursery.start_soon(store.put, PLANS, b"%d" % number, b"1")
-            await trio.testing.wait_all_tasks_blocked()
+    async with trio.open_nursery() as nursery, open_store(home) as store:
+        for number in range(20):
+            nursery.start_soon(store.put, PLANS, b"%d" % number, b"1")
+        await trio.testing.wait_all_tasks_blocked()
     with pytest.raises(NotRunning):
         await store.put(PLANS, b"x", b"1")
     async with open_store(home) as store:

@@ -46,9 +46,7 @@ async def test_the_same_bytes_are_kept_once(blobs: Blobs) -> None:
 
 async def test_without_commit_nothing_remains(blobs: Blobs) -> None:
     with pytest.raises(LookupError):
-        async with blobs.writer() as writer:
-            await writer.write(DATA)
-            raise LookupError
+        await _give_up(blobs)
     async with blobs.writer() as writer:
         await writer.write(DATA)
     with trio.CancelScope() as scope:
@@ -62,28 +60,19 @@ async def test_without_commit_nothing_remains(blobs: Blobs) -> None:
 
 async def test_bytes_that_are_not_the_expected_ones_are_not_kept(blobs: Blobs) -> None:
     with pytest.raises(DataError, match="not those of"):
-        async with blobs.writer() as writer:
-            await writer.write(b"other")
-            await writer.commit(expected=ids.cid(b"expected", raw=True))
+        await _store(blobs, b"other", expected=ids.cid(b"expected", raw=True))
     assert _files(blobs.root) == []
-    async with blobs.writer() as writer:
-        await writer.write(b"expected")
-        await writer.commit(expected=ids.sha256(b"expected"))
+    await _store(blobs, b"expected", expected=ids.sha256(b"expected"))
     assert await blobs.has(ids.sha256(b"expected"))
 
 
 async def test_fewer_bytes_than_declared_are_refused_and_more_too(blobs: Blobs) -> None:
     with pytest.raises(DataError, match="3 of 4 bytes"):
-        async with blobs.writer(size=4) as writer:
-            await writer.write(b"123")
-            await writer.commit()
+        await _store(blobs, b"123", size=4)
     with pytest.raises(TooLarge):
-        async with blobs.writer(size=4) as writer:
-            await writer.write(b"12345")
+        await _store(blobs, b"12345", size=4)
     with pytest.raises(TooLarge):
-        async with blobs.writer(limit=4) as writer:
-            await writer.write(b"123")
-            await writer.write(b"45")
+        await _store(blobs, b"123", b"45", limit=4)
     with pytest.raises(TooLarge):
         async with blobs.writer(size=5, limit=4):
             pytest.fail("began a blob that may not be written")
@@ -168,6 +157,19 @@ async def test_file_work_happens_outside_the_loops_thread(blobs: Blobs, monkeypa
     await blobs.put(b"noted")
     assert threads
     assert threading.get_ident() not in threads
+
+
+async def _store(blobs: Blobs, *chunks: bytes, expected: str | None = None, **bounds: int) -> str:
+    async with blobs.writer(**bounds) as writer:
+        for chunk in chunks:
+            await writer.write(chunk)
+        return await writer.commit(expected=expected)
+
+
+async def _give_up(blobs: Blobs) -> None:
+    async with blobs.writer() as writer:
+        await writer.write(DATA)
+        raise LookupError
 
 
 async def _chunks(reader):  # type: ignore[no-untyped-def]  # local helper

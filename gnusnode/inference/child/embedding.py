@@ -11,9 +11,10 @@ import psutil
 
 from gnusnode.contracts.generation import EmbedRequest, EmbedResult, EngineState
 from gnusnode.errors import Cancelled, ContextTooLong, EngineFailed, RequestError
+from gnusnode.inference.child.calibrate import physical_cores
 from gnusnode.inference.child.channel import Outbox
 from gnusnode.inference.child.intake import Request
-from gnusnode.inference.child.model import Model, physical_cores
+from gnusnode.inference.child.model import Model
 from gnusnode.inference.child.native import Batch, NativeError, Row, build_id
 from gnusnode.inference.frames import ChildSpec
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable
 from typing import Any, Final
 
 import psutil
@@ -18,12 +19,13 @@ from gnusnode.contracts.generation import (
 )
 from gnusnode.errors import RequestError
 from gnusnode.inference import grammar
+from gnusnode.inference.child.calibrate import batching_is_exact, choose_threads, physical_cores
 from gnusnode.inference.child.channel import Outbox
 from gnusnode.inference.child.generation import GenerateJob
 from gnusnode.inference.child.intake import Request
 from gnusnode.inference.child.jobs import Softmax
 from gnusnode.inference.child.kv import KvCache
-from gnusnode.inference.child.model import Model, choose_threads, physical_cores
+from gnusnode.inference.child.model import Model
 from gnusnode.inference.child.native import build_id
 from gnusnode.inference.child.prompt import PromptBuilder
 from gnusnode.inference.child.sampling import Candidates, TokenSampler
@@ -51,6 +53,7 @@ class GenerationEngine:
         self._threads, speed = choose_threads(self._context, spec.threads, cores)
         how = "as configured" if spec.threads else f"measured, of {cores} cores"
         self.choice = f"{self._threads} threads ({how}), {spec.gpu_layers or 'no'} layers on a GPU"
+        self._slots = spec.slots if not canonical or spec.slots == 1 or batching_is_exact(self._context) else 1
         cells = spec.n_ctx * spec.slots if canonical else self._context.n_ctx
         self._limit = min(spec.n_ctx, model.n_ctx_train)
         self._cache = KvCache(self._context, cells, sequences, self._limit, kept=spec.slots if shares else 0)
@@ -59,7 +62,7 @@ class GenerationEngine:
             self._cache,
             outbox,
             speed,
-            slots=spec.slots,
+            slots=self._slots,
             batch=spec.batch,
             prefill_per_step=spec.prefill_per_step,
             canonical=canonical,
@@ -132,8 +135,8 @@ class GenerationEngine:
             "embedding_size": model.embedding_size,
             "generates": True,
             "embeds": False,
-            "slots": spec.slots,
-            "free_slots": spec.slots,
+            "slots": self._slots,
+            "free_slots": self._slots,
             "prefill_rate": self.scheduler.speed.prefill,
             "decode_rate": self.scheduler.speed.decode,
             "threads": self._threads,
@@ -167,15 +170,15 @@ class GenerationEngine:
         labels = [self._prompts.untrusted(label) for label in request.labels]
         key = (request.instruction, request.suffix, request.labels)
 
-        def score(text: str, on_done: Any) -> None:
+        def score(text: str, on_done: Callable[[tuple[float, ...]], None]) -> None:
             prompt = self._label_prompt(request, text)
             self.scheduler.submit(LabelJob(number, prompt, labels, self._softmax, self._cache, on_done))
 
         def answer(baseline: tuple[float, ...] | None) -> None:
-            score(
-                request.text,
-                lambda raw: self._outbox.result(number, classify_result(request, raw, baseline).to_plain()),
-            )
+            def send(raw: tuple[float, ...]) -> None:
+                self._outbox.result(number, classify_result(request, raw, baseline).to_plain())
+
+            score(request.text, send)
 
         def calibrated(baseline: tuple[float, ...]) -> None:
             self._baselines[key] = baseline

@@ -72,9 +72,9 @@ def parse(frame: dict[str, Any]) -> Command:
         FrameError: it stands for none.
     """
     match frame:
-        case {"op": str(op), "id": int(number), "request": dict(body)} if op in REQUESTS:
+        case {"op": str(op), "id": int(number)} if op in REQUESTS:
             try:
-                return Submit(number, REQUESTS[op].model_validate(body))
+                return Submit(number, REQUESTS[op].model_validate(frame.get("request")))
             except ValidationError as error:
                 return Refuse(number, Unprocessable(describe(error)))
         case {"op": "cancel", "id": int(number)}:
@@ -97,14 +97,12 @@ def read_spec(descriptor: int) -> tuple[ChildSpec, Unpacker, list[dict[str, Any]
     unpacker = Unpacker()
     while data := os.read(descriptor, _CHUNK):
         if frames := unpacker.feed(data):
-            match frames[0]:
-                case {"op": "load", "spec": dict(spec)}:
-                    try:
-                        return ChildSpec.model_validate(spec), unpacker, frames[1:]
-                    except ValidationError as error:
-                        raise FrameError(f"load: {describe(error)}") from error
-                case _:
-                    raise FrameError("the first frame must be load")
+            if frames[0].get("op") != "load":
+                raise FrameError("the first frame must be load")
+            try:
+                return ChildSpec.model_validate(frames[0].get("spec")), unpacker, frames[1:]
+            except ValidationError as error:
+                raise FrameError(f"load: {describe(error)}") from error
     raise EOFError
 
 

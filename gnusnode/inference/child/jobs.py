@@ -89,6 +89,7 @@ class Job(ABC):
 
     def close(self, cache: KvCache) -> None:
         """Free what the job holds besides its lease. Called once, whatever the end."""
+        return
 
 
 class Softmax:

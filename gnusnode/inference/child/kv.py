@@ -109,7 +109,7 @@ class KvCache:
         return lease
 
     def release(self, lease: Lease, tokens: list[int]) -> None:
-        """The job is over; the first ``lease.fed`` of ``tokens`` are what its sequence holds, and may stay for others."""
+        """The job is over; what its sequence holds, the first ``lease.fed`` of ``tokens``, may stay for others."""
         self._live.remove(lease)
         held = np.asarray(tokens[: lease.fed], np.int32)
         if not self.kept or len(held) < MIN_SHARED or self._is_covered(held):

@@ -25,7 +25,7 @@ EXIT_FAILED: Final = 3
 
 def main() -> int:
     """Serve one model until the parent says quit or is gone; the exit status says how it ended."""
-    signal.signal(signal.SIGTERM, lambda *_: os._exit(EXIT_OK))
+    signal.signal(signal.SIGTERM, _leave)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     outbox = Outbox(_claim_stdout())
     renderer = TemplateRenderer()
@@ -49,6 +49,10 @@ def main() -> int:
         return EXIT_OK
     except Exception as error:  # noqa: BLE001 - whatever broke the engine, the parent must hear of it
         return _give_up(outbox, EngineFailed(f"{type(error).__name__}: {error}"), EXIT_FAILED)
+
+
+def _leave(_signal: int, _frame: object) -> None:
+    os._exit(EXIT_OK)
 
 
 class _Engine(Protocol):

@@ -1,34 +1,16 @@
-"""Load a model, open a context on it, and find out how many threads serve it best."""
+"""Load a model and open contexts on it."""
 
 from __future__ import annotations
 
 import hashlib
 import os
-import time
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Final
-
-import psutil
+from typing import Any
 
 from gnusnode.contracts.generation import ContextProfile
 from gnusnode.errors import EngineFailed, ModelInvalid
-from gnusnode.inference.child.native import Batch, Context, NativeError, Vocab, lib
+from gnusnode.inference.child.native import Context, Vocab, lib
 from gnusnode.inference.frames import ChildSpec
-
-_ALL_LAYERS: Final = -1
-_PROBE_PROMPT: Final = 32
-_PROBE_STEPS: Final = 4
-_TIE: Final = 1.1
-"""More threads must be faster by this factor: a tie goes to fewer, which leaves the host some."""
-
-
-@dataclass(frozen=True)
-class Speed:
-    """Tokens per second, wall clock, of one stream."""
-
-    prefill: float
-    decode: float
 
 
 class Model:
@@ -77,8 +59,12 @@ class Model:
         params.n_batch = params.n_ubatch = spec.batch
         params.n_outputs_max = min(spec.batch, max(outputs, sequences))
         params.kv_unified = not canonical
-        fast = spec.flash_attention and not canonical
-        params.flash_attn_type = lib.LLAMA_FLASH_ATTN_TYPE_ENABLED if fast else lib.LLAMA_FLASH_ATTN_TYPE_DISABLED
+        if canonical or not spec.flash_attention:
+            params.flash_attn_type = lib.LLAMA_FLASH_ATTN_TYPE_DISABLED
+        elif spec.gpu_layers == 0:
+            params.flash_attn_type = lib.LLAMA_FLASH_ATTN_TYPE_ENABLED
+        else:
+            params.flash_attn_type = lib.LLAMA_FLASH_ATTN_TYPE_AUTO  # not every device has the kernels
         context = self._open(params)
         if spec.gpu_layers == 0:
             context.install_abort()
@@ -118,64 +104,3 @@ class Model:
                 hint="lower the context length or the number of slots",
             )
         return Context(handle, self.vocab, self._handle)
-
-
-def physical_cores() -> int:
-    """Cores this process may use; hyper-threads of one core count once, as they share its vector units."""
-    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, min(allowed, psutil.cpu_count(logical=False) or allowed))
-
-
-def choose_threads(context: Context, asked: int, cores: int) -> tuple[int, Speed]:
-    """Set and return the thread count: the one asked for, or the fastest from 1, 2, 4… up to ``cores``.
-
-    Stops at the first count that does not pay, so a host with many cores is not measured to the end.
-    """
-    if asked:
-        context.set_threads(asked, asked)
-        return asked, measure(context)
-    threads = 1
-    context.set_threads(1, 1)
-    measure(context)  # the first decode reads the weights from the disk
-    best = measure(context)
-    for count in _ladder(cores):
-        context.set_threads(count, count)
-        speed = measure(context)
-        if _cost(speed) * _TIE > _cost(best):
-            break
-        threads, best = count, speed
-    context.set_threads(threads, threads)
-    return threads, best
-
-
-def measure(context: Context) -> Speed:
-    """Prefill and decode rates over a few tokens. Leaves the memory of the context empty."""
-    batch = Batch(_PROBE_PROMPT)
-    context.clear()
-    start = time.perf_counter()
-    batch.extend([0] * _PROBE_PROMPT, 0, 0, _PROBE_PROMPT - 1)
-    _run(context, batch)
-    middle = time.perf_counter()
-    for step in range(_PROBE_STEPS):
-        batch.clear()
-        batch.add(0, _PROBE_PROMPT + step, 0)
-        _run(context, batch)
-    end = time.perf_counter()
-    context.clear()
-    return Speed(_PROBE_PROMPT / (middle - start), _PROBE_STEPS / (end - middle))
-
-
-def _run(context: Context, batch: Batch) -> None:
-    if context.decode(batch) != 0:
-        raise NativeError("the speed probe does not fit the context")
-    context.synchronize()
-
-
-def _ladder(cores: int) -> list[int]:
-    counts = [2**power for power in range(1, 10) if 2**power < cores]
-    return [*counts, cores] if cores > 1 else []
-
-
-def _cost(speed: Speed) -> float:
-    """Seconds of a typical request: four prompt tokens for each token of the answer."""
-    return 4 / speed.prefill + 1 / speed.decode

@@ -19,9 +19,12 @@ from typing import Any, Final
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 os.environ.setdefault("GGML_NO_BACKTRACE", "1")
 
-import llama_cpp.llama_cpp as lib
+import llama_cpp.llama_cpp
 import numpy as np
 from numpy.typing import NDArray
+
+lib: Any = llama_cpp.llama_cpp
+"""Untyped on purpose: the package's hints ask for arrays where every pointer will do."""
 
 Ids = NDArray[np.int32]
 Row = NDArray[np.float32]
@@ -56,6 +59,8 @@ class Attr(IntEnum):
 class LogSink:
     """Receives what the library prints, for as long as the process lives."""
 
+    muted = False
+    """While an abort is under way: the library reports it as a failure."""
     _installed: LogSink | None = None
 
     def __init__(self, emit: Callable[[str, str], None]) -> None:
@@ -71,15 +76,15 @@ class LogSink:
         if level != 5:
             self._level = level
         line = text.decode("utf-8", "replace").strip()
-        if self._level >= _WARN and line:
+        if self._level >= _WARN and line and not LogSink.muted:
             self._emit("error" if self._level > _WARN else "warning", line)
 
 
 class Vocab:
     """The tokens of a model. Token ids are plain ints; ``size`` of them."""
 
-    def __init__(self, model: int) -> None:
-        self._vocab: Any = _not_null(lib.llama_model_get_vocab(model), "llama_model_get_vocab")
+    def __init__(self, model: Any) -> None:
+        self._vocab = _not_null(lib.llama_model_get_vocab(model), "llama_model_get_vocab")
         self.handle = self._vocab
         self.size = int(lib.llama_vocab_n_tokens(self._vocab))
         self._text_pieces: dict[int, bytes] = {}
@@ -106,14 +111,12 @@ class Vocab:
         raw = text.encode("utf-8")
         # Not n_ctx_train of the file, which may claim anything: a token stands for at least a byte, bar BOS and EOS.
         room = len(raw) + 8
-        for _ in range(2):
-            out = np.empty(room, np.int32)
-            pointer = out.ctypes.data_as(ctypes.POINTER(lib.llama_token))
-            count = int(lib.llama_tokenize(self._vocab, raw, len(raw), pointer, room, add_special, special))
-            if count >= 0:
-                return out[:count].tolist()
-            room = -count
-        raise NativeError(f"llama_tokenize answered {count}")
+        out = np.empty(room, np.int32)
+        pointer = out.ctypes.data_as(ctypes.POINTER(ctypes.c_int32))
+        count = int(lib.llama_tokenize(self._vocab, raw, len(raw), pointer, room, add_special, special))
+        if count < 0:
+            raise NativeError(f"llama_tokenize answered {count} to a text of {len(raw)} bytes")
+        return out[:count].tolist()
 
     def piece(self, token: int, *, special: bool = False) -> bytes:
         """The bytes a token adds to the text; nothing for a control token unless ``special``."""
@@ -175,7 +178,11 @@ class Batch:
         return row
 
     def extend(self, tokens: Sequence[int] | Ids, start: int, seq: int, wanted_from: int) -> int:
-        """Append tokens at positions ``start…``; logits are wanted from offset ``wanted_from`` on. Returns the first row."""
+        """Append tokens at positions ``start…``; logits are wanted from offset ``wanted_from`` on.
+
+        Returns:
+            The row of the first.
+        """
         row, end = self.size, self.size + len(tokens)
         self._token[row:end] = tokens
         self._pos[row:end] = np.arange(start, start + len(tokens), dtype=np.int32)
@@ -194,10 +201,10 @@ class Context:
 
     def __init__(self, handle: Any, vocab: Vocab, model: Any) -> None:
         self._handle = handle
-        self._memory: Any = lib.llama_get_memory(handle)
+        self._memory = lib.llama_get_memory(handle)
         """None in models that only encode."""
-        self._row = ctypes.c_float * vocab.size
-        self._embedding = ctypes.c_float * int(lib.llama_model_n_embd_out(model))
+        self._row = (vocab.size,)
+        self._embedding = (int(lib.llama_model_n_embd_out(model)),)
         self._abort = ctypes.create_string_buffer(2)
         self.n_ctx = int(lib.llama_n_ctx(handle))
 
@@ -221,11 +228,13 @@ class Context:
 
     def abort(self) -> None:
         """Stop the decode that runs now, or the next one. The only method that another thread may call."""
+        LogSink.muted = True
         self._abort[0] = b"\x01"
 
     def allow(self) -> None:
         """Take back ``abort``."""
         self._abort[0] = b"\x00"
+        LogSink.muted = False
 
     def decode(self, batch: Batch) -> Outcome:
         """Run the batch. After ``ABORTED`` its sequences hold some of its tokens: remove those from the positions on.
@@ -255,12 +264,12 @@ class Context:
     def logits(self, row: int) -> Row:
         """Logits of one batch row that was wanted: float32, one per token. A view, valid until the next decode."""
         pointer = _not_null(lib.llama_get_logits_ith(self._handle, row), f"llama_get_logits_ith({row})")
-        return np.frombuffer(self._row.from_address(ctypes.addressof(pointer.contents)), np.float32)
+        return np.ctypeslib.as_array(pointer, shape=self._row)
 
     def embedding(self, seq: int) -> Row:
         """Pooled embedding of a sequence of the last batch: float32, a copy."""
         pointer = _not_null(lib.llama_get_embeddings_seq(self._handle, seq), f"llama_get_embeddings_seq({seq})")
-        return np.frombuffer(self._embedding.from_address(ctypes.addressof(pointer.contents)), np.float32).copy()
+        return np.ctypeslib.as_array(pointer, shape=self._embedding).copy()
 
     def remove(self, seq: int, start: int = 0) -> bool:
         """Forget a sequence from a position on. False: this kind of memory can only forget it whole."""
@@ -269,7 +278,7 @@ class Context:
         return bool(lib.llama_memory_seq_rm(self._memory, seq, start, -1))
 
     def copy(self, source: int, target: int, length: int) -> None:
-        """Let ``target`` share the first ``length`` cells of ``source``. Unified memory only: elsewhere it would abort."""
+        """Let ``target`` share the first ``length`` cells of ``source``. Unified memory only: else it would abort."""
         lib.llama_memory_seq_cp(self._memory, source, target, 0, length)
 
     def clear(self) -> None:

@@ -1,10 +1,10 @@
 """From a prompt to token ids, such that no content can forge a turn.
 
-The chat template sees a random placeholder where a message's content belongs. What it renders around the placeholders is
-split at the vocabulary's special tokens, and only those become control ids; everything else, content included, is
-tokenised with special tokens off, together with the plain text beside it, so that harmless content gets exactly the ids
-it would get if the whole text were tokenised at once. Content is opaque to the template: filters such as ``trim`` touch
-the placeholder, not the content, and a template that changes, drops or repeats a placeholder is refused.
+The chat template sees a random placeholder where a message's content belongs. What it renders around the placeholders
+is split at the vocabulary's special tokens, and only those become control ids; everything else, content included, is
+tokenised with special tokens off, together with the plain text beside it, so that harmless content gets exactly the
+ids it would get if the whole text were tokenised at once. Content is opaque to the template: filters such as ``trim``
+touch the placeholder, not the content, and a template that changes, drops or repeats a placeholder is refused.
 """
 
 from __future__ import annotations
@@ -222,9 +222,9 @@ def _marks(vocab: Vocab, template: str) -> dict[str, int]:
     """Spelling and id of every token that can mark a turn: control tokens, and plain ones that the template writes."""
     marks: dict[str, int] = {}
     for token, attrs in enumerate(vocab.attrs):
-        if attrs & (Attr.CONTROL | Attr.UNKNOWN) or token in vocab.eog:
-            marks[vocab.text(token)] = token
-        elif attrs & Attr.USER_DEFINED and len(text := vocab.text(token).strip()) > 2 and text in template:
-            marks[vocab.text(token)] = token
+        text = vocab.text(token)
+        is_control = attrs & (Attr.CONTROL | Attr.UNKNOWN) or token in vocab.eog
+        if is_control or (attrs & Attr.USER_DEFINED and len(text.strip()) > 2 and text in template):
+            marks[text] = token
     marks.pop("", None)
     return marks

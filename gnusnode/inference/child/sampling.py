@@ -29,8 +29,8 @@ class Candidates:
         self._cells = np.zeros(n_vocab, dtype=[("id", "i4"), ("logit", "f4"), ("p", "f4")])
         self._ids = np.arange(n_vocab, dtype=np.int32)
         self._array = lib.llama_token_data_array()
-        kind = ctypes.POINTER(lib.llama_token_data)
-        self._array.data = ctypes.cast(self._cells.ctypes.data, kind)
+        kinds: dict[str, Any] = dict(lib.llama_token_data_array._fields_)
+        self._array.data = ctypes.cast(self._cells.ctypes.data, kinds["data"])
 
     def fill(self, row: Row) -> None:
         """All tokens with their logits."""
@@ -182,7 +182,7 @@ class TokenSampler:
             self._candidates.apply(self._dist)
 
     def _build(self, n_vocab: int, sampling: Sampling) -> Any:
-        """The chain in its fixed order: penalties, top-k, top-p, min-p, temperature, draw. None: plain argmax will do."""
+        """The chain in its order: penalties, top-k, top-p, min-p, temperature, draw. None: plain argmax will do."""
         penalised = sampling.frequency_penalty != 0 or sampling.presence_penalty != 0
         if self._greedy and not penalised:
             return None

@@ -14,10 +14,10 @@ from collections.abc import Callable
 from typing import Final
 
 from gnusnode.errors import Cancelled, ContextTooLong, EngineFailed, GnusError, InternalError
+from gnusnode.inference.child.calibrate import Speed
 from gnusnode.inference.child.channel import Outbox
 from gnusnode.inference.child.jobs import Job
 from gnusnode.inference.child.kv import KvCache
-from gnusnode.inference.child.model import Speed
 from gnusnode.inference.child.native import Batch, Context, NativeError, Outcome
 
 _STEP_SECONDS: Final = 0.1

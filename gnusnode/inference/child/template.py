@@ -1,11 +1,11 @@
 """Chat templates are programs that come with a model file: they are rendered in a process of their own.
 
-A template can loop for hours, ask for gigabytes, or keep one C call busy for minutes; neither an exception from a signal
-handler nor a count of steps stops the last kind, and in the engine's process all streams would wait. So a helper process
-is forked while the child is still small and has one thread, and it forks once more for every rendering: that process has
-a second of CPU and a bounded address space, is confined
-like any child that handles what came from outside, and is killed when it is late. The sandbox of Jinja
-keeps the template away from Python's objects; it sees no message content either, only placeholders.
+A template can loop for hours, ask for gigabytes, or keep one C call busy for minutes; neither an exception from a
+signal handler nor a count of steps stops the last kind, and in the engine's process all streams would wait. So a helper
+is forked while the child is still small and has one thread, and it forks once more for every rendering: that process is
+confined like any child that handles what came from outside, has a second of CPU and a bounded address space, and is
+killed when it is late. Jinja's sandbox keeps the template away from Python's objects; it sees no message content
+either, only placeholders.
 """
 
 from __future__ import annotations
@@ -85,9 +85,8 @@ def render_here(template: str, values: dict[str, Any]) -> str:
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
     )
-    environment.globals["raise_exception"] = _refuse
     try:
-        return environment.from_string(template).render(values)
+        return environment.from_string(template).render({**values, "raise_exception": _refuse})
     except _Refusal as refusal:
         raise RequestError(
             f"the model's chat template refuses these messages: {refusal}", param="messages"
@@ -100,7 +99,7 @@ def render_here(template: str, values: dict[str, Any]) -> str:
         raise _faulty("nests too deeply") from error
     except TemplateError as error:
         raise _faulty(f"is faulty: {error}") from error
-    except Exception as error:  # noqa: BLE001 - a template can raise whatever Python's operators can
+    except Exception as error:  # a template can raise whatever Python's operators can
         raise _faulty(f"failed with {type(error).__name__}: {error}") from error
 
 

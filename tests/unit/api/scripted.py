@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -92,7 +92,18 @@ class ScriptedNode:
         self.metrics = self.observer.metrics.registry
         self.stopping = trio.Event()
         self.idle = trio.Event()
+        self.moved = trio.Event()
         self.plans: dict[str, PlanView] = {}
+
+    async def settled(self) -> None:
+        """Returns as soon as no task runs."""
+        while self.running:
+            await self.idle.wait()
+
+    async def begun(self, tasks: int = 1) -> None:
+        """Returns as soon as so many pieces were asked for."""
+        while self.sent < tasks:
+            await self.moved.wait()
 
     def models(self) -> list[ModelCard]:
         return [
@@ -119,14 +130,15 @@ class ScriptedNode:
                 raise self.script.fail_first
             if request.model not in ("gnus", "gnus/small"):
                 raise ModelNotFound(f"no model {request.model!r}", param="model")
-            yield self._events(request)
+            async with aclosing(self._events(request)) as events:
+                yield events
         finally:
             self.running -= 1
             if not self.running:
                 self.idle.set()
                 self.idle = trio.Event()
 
-    async def _events(self, request: TaskRequest) -> AsyncIterator[PlanMade | ChoiceDelta | ChoiceDone | TaskDone]:
+    async def _events(self, request: TaskRequest) -> AsyncGenerator[PlanMade | ChoiceDelta | ChoiceDone | TaskDone]:
         script = self.script = obeying(self.script, request) if self.script.obedient else self.script
         plan = self._plan(request)
         yield PlanMade(plan=plan, model="gnus/small", confidence=0.9, reasons=("because",))
@@ -141,6 +153,8 @@ class ScriptedNode:
                     await event.wait()
                 await trio.sleep(script.interval)
                 self.sent += 1
+                self.moved.set()
+                self.moved = trio.Event()
                 yield ChoiceDelta(index=index, delta=self._delta(request, at, piece))
             outputs.append(self._output(request, plan))
             yield ChoiceDone(
@@ -183,9 +197,7 @@ class ScriptedNode:
             request_id=request.generation.request_id,
             query_hash=HASH,
             selected_core=SelectedCore(core_id="gnus/small", version="1"),
-            execution_graph=ExecutionGraph(
-                mode=Mode.SINGLE_NODE, topology=Topology.SINGLE, stages=(Stage.DRAFT,)
-            ),
+            execution_graph=ExecutionGraph(mode=Mode.SINGLE_NODE, topology=Topology.SINGLE, stages=(Stage.DRAFT,)),
             constraints=Constraints(max_tokens=10, max_wall_ms=1000, max_spend=0.0),
             privacy_mode=PrivacyMode.RESTRICTED,
             attestation_requirements=AttestationRequirements(),

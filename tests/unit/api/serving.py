@@ -20,7 +20,12 @@ CHAT: dict[str, Any] = {"model": "gnus", "messages": [{"role": "user", "content"
 
 
 def client_of(
-    node: ScriptedNode, keys: KeyStore | None = None, *, token: str | None = None, peer: str = "127.0.0.1", **options: Any
+    node: ScriptedNode,
+    keys: KeyStore | None = None,
+    *,
+    token: str | None = None,
+    peer: str = "127.0.0.1",
+    **options: Any,
 ) -> httpx2.AsyncClient:
     """A client of the application without any socket."""
     app = build_app(node, ApiOptions(**options), keys or MemoryKeyStore(), node.observer)
@@ -34,9 +39,7 @@ def make_key(keys: KeyStore, *scopes: Scope, **limits: Any) -> str:
 
 
 @asynccontextmanager
-async def serving(
-    node: ScriptedNode, keys: KeyStore | None = None, **options: Any
-) -> AsyncGenerator[BoundAddresses]:
+async def serving(node: ScriptedNode, keys: KeyStore | None = None, **options: Any) -> AsyncGenerator[BoundAddresses]:
     """The API on real sockets; stopped in good order at the end."""
     async with trio.open_nursery() as nursery:
         chosen = ApiOptions(**{"port": 0, "grace_seconds": 1.0, **options})
@@ -73,5 +76,3 @@ def raw_request(method: str, path: str, body: bytes = b"", headers: Sequence[str
     if body:
         lines += ["Content-Type: application/json", f"Content-Length: {len(body)}"]
     return "\r\n".join([*lines, "", ""]).encode() + body
-
-

@@ -1,0 +1,59 @@
+"""Reading a stopped node's store: the audit chain, or whatever a damaged store still gives."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import trio
+
+from gnusnode.config.lock import HomeLock
+from gnusnode.config.paths import Home
+from gnusnode.errors import NotFound
+from gnusnode.identity import NodeIdentity, rotations
+from gnusnode.store.audit import AuditLog, open_audit
+from gnusnode.store.db import open_store
+from gnusnode.store.salvage import salvage
+
+
+def read_audit(home: Home, task: str, *arguments: Any) -> dict[str, Any]:
+    """``verify``, ``tail COUNT`` or ``export FILE`` on the store of a node that does not run.
+
+    Raises:
+        NotFound: there is no store yet. AlreadyRunning: a node started meanwhile. DataError: damaged.
+    """
+    if not home.data.exists():
+        raise NotFound("there is no store here yet", where=str(home.data), hint="start the node once: gnusnode start")
+    with HomeLock.acquire(home):
+        return trio.run(_read_audit, home, task, arguments)
+
+
+async def _read_audit(home: Home, task: str, arguments: tuple[Any, ...]) -> dict[str, Any]:
+    identity = NodeIdentity.load(home.key)
+    async with open_store(home.data) as store:
+        log = await open_audit(store, identity, rotations=rotations(home.key))
+        match task:
+            case "verify":
+                return await report(log)
+            case "tail":
+                return {"data": [event.to_plain() for event in await log.tail(*arguments)]}
+            case _:
+                return {"events": await log.export(*arguments)}
+
+
+async def report(log: AuditLog) -> dict[str, Any]:
+    """The result of a full verification as plain data."""
+    found = await log.verify()
+    return {"checked": found.checked, "length": found.length, "broken": found.broken and asdict(found.broken)}
+
+
+def salvage_store(home: Home, out: Path) -> dict[str, Any]:
+    """Every readable entry of a store, however damaged.
+
+    Raises:
+        AlreadyRunning, DataError.
+    """
+    with HomeLock.acquire(home):
+        found = salvage(home.data, out)
+    return {"file": str(out), "entries": found.entries, "damage": found.damage}

@@ -1,0 +1,211 @@
+"""The composition root: opens everything that a node consists of, in order, and closes it in the reverse order.
+
+    home, lock ─ identity ─ store, audit ─ rpc ─ engines ─ roles ─ API ─ run.json
+
+``run_daemon`` is the life of a node; ``open_node`` is the node without its HTTP surface, for tests and tools.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
+from functools import partial
+
+import trio
+
+from gnusnode import __version__
+from gnusnode.api.keys import FileKeyStore
+from gnusnode.api.options import ApiOptions, BoundAddresses
+from gnusnode.api.server import serve_api
+from gnusnode.auditing import Auditor
+from gnusnode.config import runfile
+from gnusnode.config.load import Loaded
+from gnusnode.config.lock import HomeLock
+from gnusnode.config.paths import Home
+from gnusnode.config.settings import Settings
+from gnusnode.contracts.roster import Roster
+from gnusnode.contracts.verify import verify
+from gnusnode.hosting import Hosting, open_hosting
+from gnusnode.identity import NodeIdentity, rotations
+from gnusnode.net.local import LocalRpc
+from gnusnode.node import Node
+from gnusnode.observe import events, notify
+from gnusnode.observe.lag import every, watch_loop_lag
+from gnusnode.observe.logs import log_event
+from gnusnode.observe.observer import Observer
+from gnusnode.policy.envelopes import workspace_policy
+from gnusnode.store.audit import open_audit
+from gnusnode.store.db import Store, open_store
+from roles.experts.service import ExpertService
+from roles.ingress.service import Ingress
+from roles.ingress.tasklog import StoreTaskLog
+from roles.ports import RoleContext
+from roles.router.choose import Swarm
+from roles.router.directory import RpcDirectory
+from roles.router.service import Router, RouterOptions
+from roles.supervisor import Supervisor
+from roles.table import Role, RoleName, ServingRole
+
+CLOSE_SECONDS = 3.0
+"""How long writing down the end may take."""
+
+
+async def run_daemon(home: Home, loaded: Loaded, *, stop: trio.Event, on_ready: Callable[[Node], None]) -> None:
+    """Runs a node until ``stop`` is set, by a signal or through the API, and everything has come to its end.
+
+    ``on_ready`` is called once the API listens; models may still be loading then.
+
+    Raises:
+        GnusError: the node could not start, or a role that it cannot be without failed for good.
+    """
+    began = time.monotonic()
+    async with open_node(home, loaded, stop=stop) as node, trio.open_nursery() as nursery:
+        serve = partial(
+            serve_api,
+            node,
+            api_options(home, loaded.settings),
+            FileKeyStore(home.root / "keys.json"),
+            node.observer,
+        )
+        bound: BoundAddresses = await nursery.start(serve)
+        node.api_url = bound.url
+        runfile.write(home, _run_info(node, bound))
+        try:
+            startup_ms = (time.monotonic() - began) * 1000
+            node.observer.bus.publish(
+                events.NodeStarted(peer_id=node.peer_id, version=__version__, startup_ms=startup_ms)
+            )
+            notify.notify(f"READY=1\nSTATUS=serving at {bound.url}")
+            on_ready(node)
+            await stop.wait()
+            notify.notify("STOPPING=1")
+        finally:
+            runfile.remove(home)
+        # The API ends by itself now: it listens to the same event and gives open answers their grace.
+
+
+@asynccontextmanager
+async def open_node(home: Home, loaded: Loaded, *, stop: trio.Event) -> AsyncGenerator[Node]:
+    """A node with its roles running. Setting ``stop`` while it opens abandons that at once."""
+    settings = loaded.settings
+    home.ensure()
+    with HomeLock.acquire(home):
+        identity = NodeIdentity.load_or_create(home.key)
+        observer = Observer.create(log_event)
+        async with open_store(home.data, map_size=settings.store.map_bytes) as store:
+            audit = await open_audit(store, identity, rotations=rotations(home.key))
+            auditor = Auditor(audit, observer.bus, observer.health, observer.metrics)
+            rpc = LocalRpc(identity.peer_id)
+            roster = Roster.solo(identity.peer_id)
+            context = role_context(identity, roster, observer)
+            async with open_hosting(home, settings, identity.peer_id, observer) as hosting:
+                roles = Supervisor(await build_roles(settings, context, rpc, hosting, store), observer.bus)
+                node = Node(home, loaded, context, roster, observer, store, audit, rpc, roles, hosting, stop)
+                try:
+                    async with trio.open_nursery() as nursery:
+                        await nursery.start(roles.run)
+                        nursery.start_soon(auditor.run)
+                        nursery.start_soon(_watch_loop, observer, settings)
+                        nursery.start_soon(hosting.load)
+                        yield node
+                        nursery.cancel_scope.cancel()
+                finally:
+                    with trio.move_on_after(CLOSE_SECONDS, shield=True):
+                        await auditor.drain()
+
+
+def role_context(identity: NodeIdentity, roster: Roster, observer: Observer) -> RoleContext:
+    """The node as its roles see it: a swarm of one until it joins another."""
+    return RoleContext(
+        signer=identity,
+        swarm_id=roster.swarm_id,
+        verify=lambda record: verify(record, _now_ms(), roster),
+        now_ms=_now_ms,
+        observer=observer,
+    )
+
+
+async def build_roles(
+    settings: Settings, context: RoleContext, rpc: LocalRpc, hosting: Hosting, store: Store
+) -> list[Role]:
+    """The roles that the settings name, in the order in which they start: who is called before who calls."""
+    core = ExpertService(hosting.core, context)
+    elm = ExpertService(hosting.elm, context)
+    router = Router(
+        rpc,
+        context,
+        RpcDirectory(rpc),
+        lambda: _swarm_of_one(rpc, context),
+        RouterOptions(classify=settings.router.classify, plan_ms=round(settings.router.plan_seconds * 1000)),
+    )
+    log = await StoreTaskLog.open(store, settings.router.keep_plans)
+    ingress = Ingress(rpc, context, log, partial(workspace_policy, settings.profile))
+    every_role: list[Role] = [
+        ServingRole(RoleName.CORE, rpc, [core.service()], lambda: {"drafts": core.drafts}),
+        ServingRole(RoleName.ELM, rpc, [elm.service()], lambda: {"drafts": elm.drafts}),
+        ServingRole(
+            RoleName.ROUTER,
+            rpc,
+            [router.service()],
+            lambda: {"running": router.running, "rerouted": router.rerouted},
+            critical=True,
+        ),
+        ServingRole(RoleName.INGRESS, rpc, [ingress.service()], lambda: {"active": ingress.active}, critical=True),
+    ]
+    return [role for role in every_role if role.name.value in settings.node.roles]
+
+
+def api_options(home: Home, settings: Settings) -> ApiOptions:
+    """The HTTP surface as the settings ask for it."""
+    api, limits = settings.api, settings.limits
+    host, _, port = api.listen.rpartition(":")
+    return ApiOptions(
+        host=host.strip("[]"),
+        port=int(port),
+        unix_socket=home.socket_path(),
+        tls_cert=api.tls_cert,
+        tls_key=api.tls_key,
+        open_loopback=not api.require_key,
+        allowed_hosts=api.allowed_hosts,
+        cors_origins=api.cors_origins,
+        max_connections=api.max_connections,
+        max_body_bytes=api.max_body_bytes,
+        max_in_flight=api.max_in_flight,
+        header_seconds=api.header_seconds,
+        body_seconds=api.body_seconds,
+        keep_alive_seconds=api.keep_alive_seconds,
+        stalled_write_seconds=api.stalled_write_seconds,
+        grace_seconds=limits.shutdown_seconds,
+        sse_keepalive_seconds=api.sse_keepalive_seconds,
+        request_seconds=limits.request_seconds,
+        default_max_tokens=limits.max_tokens,
+    )
+
+
+async def _watch_loop(observer: Observer, settings: Settings) -> None:
+    seconds = notify.watchdog_seconds()
+    beat = every(seconds, partial(notify.notify, "WATCHDOG=1")) if seconds else None
+    await watch_loop_lag(observer.metrics, observer.health, warning_ms=settings.observe.lag_warning_ms, beat=beat)
+
+
+def _swarm_of_one(rpc: LocalRpc, context: RoleContext) -> Swarm:
+    alone = frozenset({context.peer_id})
+    offered = frozenset(name for name in ("core", "elm", "memory", "verifier", "grounding") if rpc.offers(name))
+    return Swarm(context.peer_id, members=alone, boundary=alone, services=offered)
+
+
+def _run_info(node: Node, bound: BoundAddresses) -> runfile.RunInfo:
+    return runfile.RunInfo(
+        pid=os.getpid(),
+        started=node.started_at.isoformat(timespec="seconds"),
+        version=__version__,
+        peer_id=node.peer_id,
+        socket=str(bound.unix),
+        api=bound.url,
+    )
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000

@@ -1,0 +1,248 @@
+"""Which models and experts this node offers: found by the settings, verified, loaded while the API is already up."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import trio
+
+from gnusnode.config.paths import Home
+from gnusnode.config.settings import RemoteEngine, Settings
+from gnusnode.contracts.plan import ExpertRole
+from gnusnode.contracts.services import ExpertCard
+from gnusnode.errors import ConfigError, GnusError, storage_error
+from gnusnode.inference import elm as elms
+from gnusnode.inference.catalogue import load_catalogue
+from gnusnode.inference.crashes import CrashLedger, CrashPolicy
+from gnusnode.inference.devices import DeviceReport, probe_devices
+from gnusnode.inference.hosting import HostedModel
+from gnusnode.inference.limits import EngineLimits
+from gnusnode.inference.manager import EngineManager, ManagerSettings, open_manager
+from gnusnode.inference.models import LoadableModel, ModelStore
+from gnusnode.inference.packaged import ensure
+from gnusnode.inference.queue import QueueLimits
+from gnusnode.inference.remote import open_remote
+from gnusnode.observe import events
+from gnusnode.observe.health import ENGINE_QUARANTINED, ENGINE_STEPPED_DOWN, NO_MODEL, TEMPLATE_UNKNOWN
+from gnusnode.observe.observer import Observer
+from roles.experts.hosting import Expert, Host
+
+_log = logging.getLogger(__name__)
+
+NONE: Final = "none"
+AUTO: Final = "auto"
+
+
+class Hosting:
+    """The experts of a node and the engines behind them. Made by ``open_hosting``; ``load`` fills it.
+
+    Attributes:
+        core, elm: what the two expert services offer; grows while models are loaded.
+    """
+
+    def __init__(
+        self, settings: Settings, store: ModelStore, manager: EngineManager, observer: Observer, peer_id: str
+    ) -> None:
+        self._settings = settings
+        self._store = store
+        self._manager = manager
+        self._observer = observer
+        self._peer_id = peer_id
+        self._pending: dict[str, str] = {}
+        self._core_experts: list[Expert] = []
+        self._elm_experts: list[Expert] = []
+        self.core = Host("core", self._core_experts, manager)
+        self.elm = Host("elm", self._elm_experts, manager)
+        if settings.models.default != NONE and "core" in settings.node.roles:
+            self._pending["model"] = "about to be loaded"
+
+    def cards(self) -> tuple[ExpertCard, ...]:
+        """All experts of this node, those that load included."""
+        return self.core.cards(self._peer_id) + self.elm.cards(self._peer_id)
+
+    def pending(self) -> dict[str, str]:
+        """Why what the settings ask for cannot be used yet; empty when it can."""
+        engines = {f"model {name}": reason for name, reason in self._manager.readiness().items()}
+        return {**self._pending, **engines}
+
+    async def load(self) -> None:
+        """Finds, verifies and loads what the settings name. A failure is a health warning and a reason, not the end."""
+        models = self._settings.models
+        if "core" in self._settings.node.roles:
+            if models.default != NONE:
+                await self._attempt("model", lambda: self._load_core(models.default, default=True))
+            for name in models.load:
+                await self._attempt(f"model {name}", lambda name=name: self._load_core(name))
+            if models.embedding != NONE:
+                await self._attempt("embedding model", lambda: self._load_embedding(models.embedding))
+        if "elm" in self._settings.node.roles:
+            await self._attempt("elms", self._load_elms)
+        self._observer.health.update(NO_MODEL, not any(card.engine.generates for card in self.cards()))
+
+    def attach_remote(self, remote: RemoteEngine, engine: Any) -> None:
+        """Offers a server that the operator runs as one more expert of the core."""
+        self._manager.attach(remote.name, engine)
+        self._core_experts.append(
+            Expert(remote.name, engine.info().artifact_hash, ExpertRole.SEMANTIC_CORE, remote.name)
+        )
+
+    # --- parts --------------------------------------------------------------------------------------------------------
+
+    async def _attempt(self, part: str, work: Callable[[], Awaitable[None]]) -> None:
+        self._pending[part] = "being verified"
+        try:
+            await work()
+        except GnusError as error:
+            _log.warning("%s cannot be used: %s", part, error)
+            self._pending[part] = str(error)
+        else:
+            del self._pending[part]
+
+    async def _load_core(self, name: str, *, default: bool = False) -> None:
+        if name == AUTO:
+            name = load_catalogue().default
+        await ensure(self._store, name)
+        model = await self._store.resolve(name)
+        self._host(model, pinned=default)
+        role = ExpertRole.SEMANTIC_CORE
+        self._core_experts.append(Expert(model.manifest.name, model.manifest.sha256, role, model.manifest.name))
+
+    async def _load_embedding(self, name: str) -> None:
+        if name == AUTO:
+            name = load_catalogue().embedding
+        await ensure(self._store, name)
+        model = await self._store.resolve(name)
+        self._host(model, embeddings=True)
+        role = ExpertRole.SEMANTIC_CORE
+        self._core_experts.append(Expert(model.manifest.name, model.manifest.sha256, role, model.manifest.name))
+
+    async def _load_elms(self) -> None:
+        trusted = (self._peer_id, *self._settings.models.trusted_packers)
+        found = await elms.installed(
+            self._store, trusted_signers=trusted, require_signature=self._settings.models.require_signature
+        )
+        for problem in found.problems:
+            _log.warning("an expert is left out: %s", problem)
+        for one in found.elms:
+            self._host(await self._store.resolve(one.model_name))
+            self._elm_experts.append(
+                Expert(
+                    one.expert_id,
+                    one.version,
+                    ExpertRole(one.manifest.role.value),
+                    one.model_name,
+                    one.manifest.domains,
+                    one.capabilities,
+                )
+            )
+        if found.problems:
+            raise found.problems[0]
+
+    def _host(self, model: LoadableModel, *, embeddings: bool = False, pinned: bool = False) -> None:
+        inference = self._settings.inference
+        hosted = HostedModel(
+            name=model.manifest.name,
+            path=str(model.path),
+            artifact_hash=model.manifest.sha256,
+            header=model.header,
+            template=model.manifest.traits.template,
+            embeddings=embeddings,
+            n_ctx=min(inference.n_ctx, model.header.context_train),
+            slots=inference.slots,
+            batch=inference.batch,
+            prefill_per_step=inference.prefill_per_step,
+            threads=inference.threads,
+            gpu_layers=None if inference.gpu == AUTO else int(inference.gpu),
+            pinned=pinned,
+            determinism=model.manifest.traits.determinism,
+        )
+        if hosted.name in self._manager.names:
+            return
+        self._manager.add(hosted)
+        self._manager.preload([hosted.name])
+        no_template = not embeddings and model.template is None
+        self._observer.health.update(TEMPLATE_UNKNOWN, no_template, hosted.name, about=hosted.name)
+
+
+@asynccontextmanager
+async def open_hosting(home: Home, settings: Settings, peer_id: str, observer: Observer) -> AsyncGenerator[Hosting]:
+    """An empty ``Hosting`` whose engines end with the context.
+
+    Raises:
+        DataError, DiskFull: the model folder cannot be used. ConfigError: a remote server's key file cannot.
+    """
+    store = ModelStore(settings.models.path or home.models, reserve=settings.models.reserve_bytes)
+    await store.prepare()
+    inference = settings.inference
+    crashes = CrashLedger(
+        CrashPolicy(
+            quarantine_after=inference.quarantine_crashes,
+            window=inference.quarantine_window_seconds,
+            quarantine_for=inference.quarantine_seconds,
+        )
+    )
+    wants_gpu = inference.gpu != 0 and settings.models.default != NONE
+    devices = await probe_devices() if wants_gpu else DeviceReport()
+    async with AsyncExitStack() as stack:
+        manager = await stack.enter_async_context(
+            open_manager(
+                settings=ManagerSettings(limits=_engine_limits(settings)),
+                devices=devices,
+                crashes=crashes,
+                notify=lambda name, fields: _tell(observer, name, fields),
+            )
+        )
+        hosting = Hosting(settings, store, manager, observer, peer_id)
+        for remote in inference.remote:
+            key = await trio.to_thread.run_sync(_read_secret, remote.key_file) if remote.key_file else None
+            engine = await stack.enter_async_context(
+                open_remote(remote.name, url=remote.url, model=remote.model, key=key)
+            )
+            hosting.attach_remote(remote, engine)
+        yield hosting
+
+
+def _engine_limits(settings: Settings) -> EngineLimits:
+    inference, limits = settings.inference, settings.limits
+    return EngineLimits(
+        silent_after=inference.watchdog_seconds,
+        load_timeout=inference.start_seconds,
+        stream_bytes=limits.stream_buffer_bytes,
+        queue=QueueLimits(waiting=inference.max_queued, waiting_per_tenant=inference.max_queued_per_tenant),
+    )
+
+
+def _tell(observer: Observer, name: str, fields: dict[str, Any]) -> None:
+    """What the engines report, as events and health warnings."""
+    model = str(fields["model"])
+    health = observer.health
+    match name:
+        case "engine_ready":
+            health.clear(ENGINE_QUARANTINED, about=model)
+            observer.bus.publish(events.EngineChanged(model=model, state="ready", cause="start"))
+        case "engine_died":
+            _log.warning("the engine of %s ended: %s", model, fields["reason"])
+            observer.bus.publish(events.EngineChanged(model=model, state="restarting", cause="crash"))
+        case "engine_quarantined":
+            health.warn(ENGINE_QUARANTINED, f"{model}: {fields['reason']}", about=model)
+            observer.bus.publish(events.EngineChanged(model=model, state="quarantined", cause="crash"))
+        case "engine_step_down":
+            health.warn(ENGINE_STEPPED_DOWN, f"{model}: {fields}", about=model)
+        case "engine_load_failed":
+            _log.error("the model %s could not be loaded: %s", model, fields["reason"])
+        case _:
+            _log.debug("%s %s", name, fields)
+
+
+def _read_secret(file: Path) -> str:
+    """A secret in a file of its own, which nobody else may read."""
+    try:
+        if file.stat().st_mode & 0o077:
+            raise ConfigError("others can read this key file", where=str(file), hint="chmod 600 it")
+        return file.read_text("utf-8").strip()
+    except OSError as error:
+        raise storage_error(error, file, "cannot read the server's key") from error

@@ -1,0 +1,203 @@
+"""A running node as others see it: what it is, what it serves, how it does. Implements ``api.facade.NodeFacade``."""
+
+from __future__ import annotations
+
+import platform
+import time
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+import psutil
+import trio
+from prometheus_client import CollectorRegistry
+
+from gnusnode import __version__
+from gnusnode.api.facade import ModelCard, Readiness
+from gnusnode.config.load import Loaded
+from gnusnode.config.paths import Home
+from gnusnode.contracts.base import SignedRecord
+from gnusnode.contracts.generation import EmbedRequest, EmbedResult
+from gnusnode.contracts.outcome import Outcome
+from gnusnode.contracts.roster import Roster
+from gnusnode.contracts.services import (
+    INGRESS_CHAT,
+    INGRESS_EMBED,
+    INGRESS_PLAN,
+    ChoiceDelta,
+    ChoiceDone,
+    ModelCall,
+    PlanMade,
+    PlanQuery,
+    PlanView,
+    TaskDone,
+    TaskRequest,
+)
+from gnusnode.contracts.verify import verify
+from gnusnode.hosting import Hosting
+from gnusnode.net.rpc import CallContext, Rpc
+from gnusnode.observe import events
+from gnusnode.observe.observer import Observer
+from gnusnode.store.audit import AuditLog
+from gnusnode.store.db import Store
+from roles.ports import RoleContext
+from roles.supervisor import Supervisor
+
+PLAN_SECONDS = 5.0
+"""How long looking up a plan may take."""
+
+
+@dataclass
+class Node:
+    """The parts of a running node, and the questions that the API may ask of them. Made by ``daemon.open_node``."""
+
+    home: Home
+    loaded: Loaded
+    context: RoleContext
+    roster: Roster
+    observer: Observer
+    store: Store
+    audit: AuditLog
+    rpc: Rpc
+    roles: Supervisor
+    hosting: Hosting
+    stopping: trio.Event
+    started: float = field(default_factory=time.monotonic)
+    started_at: datetime = field(default_factory=lambda: datetime.now(UTC))
+    api_url: str = ""
+    """Base URL, once the API listens."""
+
+    @property
+    def peer_id(self) -> str:
+        return self.context.peer_id
+
+    @property
+    def metrics(self) -> CollectorRegistry:
+        return self.observer.metrics.registry
+
+    # --- work ---------------------------------------------------------------------------------------------------------
+
+    @asynccontextmanager
+    async def chat(
+        self, request: TaskRequest, *, deadline: float, traceparent: str | None = None
+    ) -> AsyncGenerator[AsyncIterator[PlanMade | ChoiceDelta | ChoiceDone | TaskDone]]:
+        context = CallContext(request.generation.request_id, deadline, traceparent=traceparent)
+        async with self.rpc.stream(INGRESS_CHAT, request, context) as items:
+            yield items
+
+    async def embed(self, model: str, request: EmbedRequest, *, deadline: float) -> EmbedResult:
+        call = ModelCall(model=model, embed=request)
+        return await self.rpc.call(INGRESS_EMBED, call, CallContext(request.request_id, deadline))
+
+    async def plan(self, request_id: str) -> PlanView:
+        context = CallContext(request_id, time.monotonic() + PLAN_SECONDS)
+        return await self.rpc.call(INGRESS_PLAN, PlanQuery(request_id=request_id), context)
+
+    def verify(self, record: SignedRecord) -> Outcome:
+        """Whether the record was to be believed when it was issued: what is past its time was not wrong then."""
+        return verify(record, record.issued_ms, self.roster)
+
+    # --- what it is ---------------------------------------------------------------------------------------------------
+
+    def models(self) -> list[ModelCard]:
+        created = int(self.started_at.timestamp())
+        router = ModelCard("gnus", created, "gnusnode", generates=True, embeds=False)
+        experts = [
+            ModelCard(
+                card.expert_id,
+                created,
+                self.peer_id,
+                generates=card.engine.generates,
+                embeds=card.engine.embeds,
+                artifact_hash=card.engine.artifact_hash,
+                n_ctx=card.engine.n_ctx,
+                state=card.engine.state.value,
+            )
+            for card in self.hosting.cards()
+        ]
+        return [router, *experts] if any(card.generates for card in experts) else experts
+
+    def readiness(self) -> Readiness:
+        reasons = self.roles.readiness() | self.hosting.pending()
+        if self.stopping.is_set():
+            reasons["node"] = "shutting down"
+        return Readiness(not reasons, reasons)
+
+    def status(self) -> dict[str, Any]:
+        readiness = self.readiness()
+        engines = [card.engine for card in self.hosting.cards()]
+        settings = self.loaded.settings
+        return {
+            "name": settings.node.name or platform.node(),
+            "peer_id": self.peer_id,
+            "version": __version__,
+            "home": str(self.home.root),
+            "profile": settings.profile,
+            "api": self.api_url,
+            "swarm": {"id": self.context.swarm_id, "state": "alone"},
+            "started": self.started_at.isoformat(timespec="seconds"),
+            "uptime_s": round(time.monotonic() - self.started, 1),
+            "ready": readiness.ready,
+            "reasons": readiness.reasons,
+            "roles": [
+                {"name": name, "state": state["state"], "detail": _detail(state), **state}
+                for name, state in self.roles.status().items()
+            ],
+            "models": [
+                {
+                    "name": engine.model,
+                    "state": engine.state.value,
+                    "device": f"{engine.device}, {engine.gpu_layers} layers" if engine.gpu_layers else engine.device,
+                    "slots": f"{engine.slots - engine.free_slots}/{engine.slots}",
+                    "queued": engine.queued,
+                    "decode": f"{engine.decode_rate:.0f} tok/s",
+                    "reason": engine.reason,
+                    "info": engine.to_plain(),
+                }
+                for engine in engines
+            ],
+            "rss_bytes": psutil.Process().memory_info().rss,
+            "engine_rss_bytes": sum(engine.rss_bytes for engine in engines),
+            "audit_events": self.audit.length,
+            "warnings": [warning.to_plain() for warning in self.observer.health.warnings()],
+        }
+
+    def request_stop(self) -> None:
+        if not self.stopping.is_set():
+            self.observer.bus.publish(events.NodeStopping(cause="request"))
+            self.stopping.set()
+
+    async def bugreport(self) -> dict[str, Any]:
+        """Everything a maintainer needs and nothing that a user said. Settings hold paths of secrets, never secrets."""
+        return {
+            "status": self.status(),
+            "settings": self.loaded.settings.model_dump(mode="json"),
+            "origins": dict(self.loaded.origins),
+            "store": self.store.info().entries,
+            "events": [stamped.to_plain() for stamped in self.observer.bus.recent(200)],
+            "tasks": task_tree(),
+            "python": platform.python_version(),
+        }
+
+
+def task_tree() -> list[str]:
+    """The names of all trio tasks, indented by who owns them."""
+    root = trio.lowlevel.current_root_task()
+    lines: list[str] = []
+
+    def walk(task: trio.lowlevel.Task, depth: int) -> None:
+        lines.append("  " * depth + task.name)
+        for nursery in task.child_nurseries:
+            for child in nursery.child_tasks:
+                walk(child, depth + 1)
+
+    if root is not None:
+        walk(root, 0)
+    return lines
+
+
+def _detail(state: dict[str, Any]) -> str:
+    counts = ", ".join(f"{name} {count}" for name, count in state["statistics"].items())
+    return state["reason"] or counts

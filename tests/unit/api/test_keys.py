@@ -1,0 +1,121 @@
+"""API keys: shown once, kept as hashes."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from gnusnode.api.keys import FileKeyStore, KeyStore, MemoryKeyStore, NewKey, Scope
+from gnusnode.errors import DataError, NotFound
+
+ALICE = NewKey(name="alice", scopes=frozenset({Scope.CHAT}), requests_per_minute=3)
+
+
+@pytest.fixture(params=["file", "memory"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> KeyStore:
+    return FileKeyStore(tmp_path / "api-keys.json") if request.param == "file" else MemoryKeyStore()
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "api-keys.json"
+
+
+def test_a_key_is_found_by_its_token_and_by_nothing_else(store: KeyStore) -> None:
+    key, token = store.create(ALICE)
+    other, _ = store.create(NewKey(name="bob"))
+    assert store.find(token) == key
+    for wrong in (token[:-1], token + "A", token.replace(key.id, other.id), key.id, key.sha256, "", "gnus-", "sk-1"):
+        assert store.find(wrong) is None
+
+
+def test_a_revoked_key_is_found_no_more(store: KeyStore) -> None:
+    key, token = store.create(ALICE)
+    assert store.revoke(key.id) == key
+    assert store.find(token) is None
+    assert store.list() == []
+    with pytest.raises(NotFound):
+        store.revoke(key.id)
+
+
+def test_tokens_carry_256_random_bits(store: KeyStore) -> None:
+    tokens = {store.create(ALICE)[1] for _ in range(20)}
+    assert len(tokens) == 20
+    assert all(token.startswith("gnus-") and len(token.rpartition("gnus-")[2]) == 12 + 1 + 43 for token in tokens)
+
+
+def test_an_expiry_is_counted_from_the_making(store: KeyStore) -> None:
+    key, _ = store.create(NewKey(name="brief", expires_in_seconds=60))
+    assert key.expires == key.created + 60
+
+
+def test_admin_includes_every_scope_and_others_only_themselves(store: KeyStore) -> None:
+    admin, _ = store.create(NewKey(name="root", scopes=frozenset({Scope.ADMIN})))
+    chat, _ = store.create(ALICE)
+    assert all(admin.allows(scope) for scope in Scope)
+    assert [scope for scope in Scope if chat.allows(scope)] == [Scope.CHAT]
+
+
+def test_the_file_is_private_and_holds_no_token(path: Path) -> None:
+    _, token = FileKeyStore(path).create(ALICE)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    text = path.read_text("utf-8")
+    assert token not in text
+    assert token.rpartition("-")[2] not in text
+
+
+def test_keys_survive_a_restart(path: Path) -> None:
+    key, token = FileKeyStore(path).create(ALICE)
+    assert FileKeyStore(path).find(token) == key
+
+
+def test_a_change_by_another_process_is_seen(path: Path) -> None:
+    store = FileKeyStore(path)
+    key, token = FileKeyStore(path).create(ALICE)
+    assert store.find(token) == key
+    FileKeyStore(path).revoke(key.id)
+    assert store.find(token) is None
+
+
+@pytest.mark.parametrize("mode", [0o640, 0o604, 0o660, 0o644])
+def test_a_file_that_others_can_read_is_refused(path: Path, mode: int) -> None:
+    FileKeyStore(path).create(ALICE)
+    path.chmod(mode)
+    with pytest.raises(DataError, match="other users can read"):
+        FileKeyStore(path)
+
+
+@pytest.mark.parametrize("content", [b"", b"{}", b"[1]", b'[{"id":"x"}]', b"\xff"])
+def test_a_damaged_file_is_refused_and_kept(path: Path, content: bytes) -> None:
+    path.touch(mode=0o600)
+    path.write_bytes(content)
+    with pytest.raises(DataError, match="damaged"):
+        FileKeyStore(path)
+    assert path.read_bytes() == content
+
+
+def test_a_write_that_fails_loses_nothing(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = FileKeyStore(path)
+    key, token = store.create(ALICE)
+    before = path.read_bytes()
+
+    def full(_fd: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(DataError, match="No space left"):
+        store.create(ALICE)
+    assert path.read_bytes() == before
+    assert list(path.parent.iterdir()) == [path]
+    assert FileKeyStore(path).find(token) == key
+
+
+def test_the_file_is_plain_json_that_a_person_can_read(path: Path) -> None:
+    FileKeyStore(path).create(ALICE)
+    (entry,) = json.loads(path.read_text("utf-8"))
+    assert entry["name"] == "alice"
+    assert entry["limits"]["requests_per_minute"] == 3
