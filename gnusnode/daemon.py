@@ -92,6 +92,7 @@ async def open_node(home: Home, loaded: Loaded, *, stop: trio.Event) -> AsyncGen
     settings = loaded.settings
     home.ensure()
     with HomeLock.acquire(home):
+        runfile.remove(home)  # of a predecessor that was killed
         identity = NodeIdentity.load_or_create(home.key)
         observer = Observer.create(log_event)
         async with open_store(home.data, map_size=settings.store.map_bytes) as store:

@@ -19,6 +19,7 @@ from gnusnode.api.facade import ModelCard, Readiness
 from gnusnode.config.load import Loaded
 from gnusnode.config.paths import Home
 from gnusnode.contracts.base import SignedRecord
+from gnusnode.contracts.events import AuditEvent
 from gnusnode.contracts.generation import EmbedRequest, EmbedResult
 from gnusnode.contracts.outcome import Outcome
 from gnusnode.contracts.roster import Roster
@@ -39,6 +40,7 @@ from gnusnode.contracts.verify import verify
 from gnusnode.hosting import Hosting
 from gnusnode.net.rpc import CallContext, Rpc
 from gnusnode.observe import events
+from gnusnode.observe.health import AUDIT_BROKEN
 from gnusnode.observe.observer import Observer
 from gnusnode.store.audit import AuditLog
 from gnusnode.store.db import Store
@@ -163,6 +165,22 @@ class Node:
             "audit_events": self.audit.length,
             "warnings": [warning.to_plain() for warning in self.observer.health.warnings()],
         }
+
+    # --- the audit chain ----------------------------------------------------------------------------------------------
+
+    async def audit_events(self, first: int | None, count: int) -> list[AuditEvent]:
+        return await self.audit.tail(count) if first is None else await self.audit.events(first, count)
+
+    async def audit_head(self) -> dict[str, Any]:
+        head = self.audit.head()
+        return {} if head is None else head.to_plain()
+
+    async def audit_report(self) -> dict[str, Any]:
+        report = await self.audit.verify()
+        self.observer.health.update(AUDIT_BROKEN, report.broken is not None)
+        return report.to_plain()
+
+    # --- stopping, and telling a maintainer ---------------------------------------------------------------------------
 
     def request_stop(self) -> None:
         if not self.stopping.is_set():

@@ -83,11 +83,12 @@ class ConfineReport:
         Raises:
             EngineFailed: one of ``names`` is not in force.
         """
-        applied = {control.name for control in self.controls if control.applied}
-        for control in self.controls:
-            if control.name in names and control.name not in applied:
+        found = {control.name: control for control in self.controls}
+        for name in names:
+            control = found.get(name, Control(name, applied=False, detail="it was not tried"))
+            if not control.applied:
                 raise EngineFailed(
-                    f"this machine cannot confine the process: {control.name}: {control.detail}",
+                    f"this machine cannot confine the process: {name}: {control.detail}",
                     hint="see `gnusnode doctor` for what the kernel lacks",
                 )
 

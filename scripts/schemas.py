@@ -10,9 +10,12 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from gnusnode.contracts.schema import render, schemas
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT))  # the schemas of this checkout, not of an installed package
 
-FOLDER = Path(__file__).parents[1] / "configs" / "schemas"
+from gnusnode.contracts.schema import render, schemas  # noqa: E402  the line above has to come first
+
+FOLDER = ROOT / "configs" / "schemas"
 
 
 def main(arguments: list[str]) -> int:

@@ -102,7 +102,7 @@ class Child:
     def _receive(self, deadline: float) -> None:
         assert self.process.stdout is not None
         left = deadline - time.monotonic()
-        assert left > 0, f"no such frame within {TIMEOUT:g} s; the last were {self.frames[-3:]}"
+        assert left > 0, f"no such frame within {TIMEOUT:g} s; the last were {str(self.frames[-3:])[:500]}"
         if select.select([self.process.stdout], [], [], left)[0]:
             data = os.read(self.process.stdout.fileno(), 65536)
             assert data, f"the child ended with {self.process.wait(TIMEOUT)}"

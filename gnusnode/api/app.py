@@ -9,6 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from gnusnode import __version__
+from gnusnode.api.audit import audit_routes
 from gnusnode.api.envelope import error_response, from_http_exception
 from gnusnode.api.facade import NodeFacade
 from gnusnode.api.gateway import Gateway
@@ -49,6 +50,7 @@ def _routes(node: NodeFacade, options: ApiOptions, keys: KeyStore, observer: Obs
         completion_routes(node, options),
         embedding_routes(node, options),
         node_routes(node, options, observer),
+        audit_routes(node),
         key_routes(keys),
         health_routes(node),
     ):

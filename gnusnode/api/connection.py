@@ -8,6 +8,7 @@ that runs the application are here.
 from __future__ import annotations
 
 import logging
+import socket
 from collections.abc import Awaitable, Callable, MutableMapping
 from contextlib import suppress
 from typing import Any, Final
@@ -232,7 +233,7 @@ class Connection:
                 self._idle = self._between = False
                 self._wait_for(self._options.body_seconds)
             case Closed():
-                await self._finish_sending()
+                self._finish_sending()
             case _:
                 raise NotImplementedError(f"HTTP/1.1 asks for {type(event).__name__}")
 
@@ -252,16 +253,19 @@ class Connection:
                 self._scope.cancel()
                 raise
 
-    async def _finish_sending(self) -> None:
-        """The last byte is written: say so, and let the client finish what it is sending."""
+    def _finish_sending(self) -> None:
+        """The last byte is written: say so, and let the client finish what it is sending.
+
+        Does not wait: the task that sent the last byte is told of the end by ``http.disconnect``, and may be cancelled.
+        """
         self._closing = True
-        self._wait_for(_DISCARD)
         if isinstance(self._stream, trio.SocketStream):
-            with suppress(trio.BrokenResourceError, trio.ClosedResourceError, trio.BusyResourceError):
-                await self._stream.send_eof()
+            self._wait_for(_DISCARD)
+            with suppress(OSError):
+                self._stream.socket.shutdown(socket.SHUT_WR)
         else:
             # TLS cannot half-close; a client that was told "connection: close" leaves by itself.
-            self._patience.deadline = min(self._patience.deadline, trio.current_time() + _LINGER)
+            self._wait_for(_LINGER)
 
     # --- running the application: anycorn's TaskGroup protocol --------------------------------------------------------
 

@@ -67,7 +67,9 @@ def from_http_exception(request: Request, error: HTTPException) -> Response:
         if request.method == "OPTIONS":
             return Response(status_code=204, headers=headers)
         refused = error_response(
-            MethodNotAllowed(f"{request.method} is not allowed here", where=request.url.path, hint=f"use {headers['allow']}")
+            MethodNotAllowed(
+                f"{request.method} is not allowed here", where=request.url.path, hint=f"use {headers['allow']}"
+            )
         )
         refused.headers.update(headers)
         return refused

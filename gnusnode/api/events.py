@@ -42,19 +42,21 @@ class EventStream(Response):
         await send(start_message())
         # The first bytes tell the client that the stream is open, even if nothing happens for a while.
         await send(body_message(COMMENT))
-        async with trio.open_nursery() as nursery:
-            following = nursery.cancel_scope
-            nursery.start_soon(_cancel_when, self._stopping, following)
-            nursery.start_soon(self._follow, send)
+        while not self._stopping.is_set():
+            item = await self._next()
+            await send(body_message(COMMENT if item is None else _encoded(item)))
         error = Unavailable("the node is shutting down", retry_after=5)
         await send(body_message(data_event(error_object(error)), more=False))
 
-    async def _follow(self, send: Send) -> None:
-        while True:
-            item: Stamped | Missed | None = None
-            with trio.move_on_after(self._keepalive):
+    async def _next(self) -> Stamped | Missed | None:
+        """The next event; None after a quiet while, or when the node begins to stop."""
+        item: Stamped | Missed | None = None
+        with trio.move_on_after(self._keepalive) as waiting:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(_cancel_when, self._stopping, waiting)
                 item = await anext(self._reader)
-            await send(body_message(COMMENT if item is None else _encoded(item)))
+                nursery.cancel_scope.cancel()
+        return item
 
 
 async def _cancel_when(event: trio.Event, scope: trio.CancelScope) -> None:

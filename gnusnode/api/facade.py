@@ -11,6 +11,7 @@ import trio
 from prometheus_client import CollectorRegistry
 
 from gnusnode.contracts.base import SignedRecord
+from gnusnode.contracts.events import AuditEvent
 from gnusnode.contracts.generation import EmbedRequest, EmbedResult
 from gnusnode.contracts.outcome import Outcome
 from gnusnode.contracts.services import ChoiceDelta, ChoiceDone, PlanMade, PlanView, TaskDone, TaskRequest
@@ -75,6 +76,18 @@ class NodeFacade(Protocol):
 
     def verify(self, record: SignedRecord) -> Outcome:
         """Whether a signed record was to be believed when it was issued: ``ok``, or why not."""
+        ...
+
+    async def audit_events(self, first: int | None, count: int) -> list[AuditEvent]:
+        """Up to ``count`` audit events from number ``first`` on; None: the last ones."""
+        ...
+
+    async def audit_head(self) -> dict[str, Any]:
+        """The signed head of the audit chain in plain form; empty before the first event."""
+        ...
+
+    async def audit_report(self) -> dict[str, Any]:
+        """The result of a full verification: ``checked``, ``length``, ``broken``."""
         ...
 
     def request_stop(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -13,7 +14,9 @@ from starlette.types import Receive
 
 from gnusnode.api.facade import NodeFacade
 from gnusnode.contracts.services import ChoiceDelta, ChoiceDone, PlanMade, TaskDone, TaskRequest
-from gnusnode.errors import Cancelled, DeadlineExceeded, EngineFailed, GnusError, Unavailable
+from gnusnode.errors import Cancelled, DeadlineExceeded, EngineFailed, GnusError, InternalError, Unavailable
+
+log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 Event = PlanMade | ChoiceDelta | ChoiceDone | TaskDone
@@ -112,12 +115,18 @@ async def _run(node: NodeFacade, job: Job, send: trio.MemorySendChannel[Event | 
         await send.send(error)
     except trio.TooSlowError:
         await send.send(DeadlineExceeded(f"no complete answer within {job.deadline:g} s"))
-    except ExceptionGroup as group:
-        # A facade with a nursery of its own wraps what it raises.
-        error = _only_failure(group)
-        if error is None:
-            raise
-        await send.send(error)
+    except Exception as error:  # noqa: BLE001 - a bug below us is told to the client as a failure like any other
+        await send.send(_failure(error))
+
+
+def _failure(error: Exception) -> GnusError:
+    """The expected failure inside ``error``: a facade with a nursery of its own wraps what it raises in groups."""
+    while isinstance(error, ExceptionGroup) and len(error.exceptions) == 1:
+        error = error.exceptions[0]
+    if isinstance(error, GnusError):
+        return error
+    log.error("a task failed", exc_info=error)
+    return InternalError("the node made a mistake", hint="see its log")
 
 
 async def _forward(node: NodeFacade, job: Job, send: trio.MemorySendChannel[Event | GnusError]) -> None:
@@ -135,14 +144,6 @@ def _renumbered(event: Event, first_index: int) -> Event:
     if first_index and isinstance(event, ChoiceDelta | ChoiceDone):
         return event.model_copy(update={"index": event.index + first_index})
     return event
-
-
-def _only_failure(group: ExceptionGroup) -> GnusError | None:
-    """The first expected failure of a group that holds nothing else."""
-    expected, rest = group.split(GnusError)
-    while rest is None and isinstance(expected, ExceptionGroup):
-        expected = expected.exceptions[0]
-    return expected if isinstance(expected, GnusError) else None
 
 
 async def unless_gone(receive: Receive, work: Callable[[], Awaitable[T]]) -> T:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ from gnusnode.config.lock import HomeLock
 from gnusnode.config.paths import Home
 from gnusnode.errors import NotFound
 from gnusnode.identity import NodeIdentity, rotations
-from gnusnode.store.audit import AuditLog, open_audit
+from gnusnode.store.audit import open_audit
 from gnusnode.store.db import open_store
 from gnusnode.store.salvage import salvage
 
@@ -35,17 +34,11 @@ async def _read_audit(home: Home, task: str, arguments: tuple[Any, ...]) -> dict
         log = await open_audit(store, identity, rotations=rotations(home.key))
         match task:
             case "verify":
-                return await report(log)
+                return (await log.verify()).to_plain()
             case "tail":
                 return {"data": [event.to_plain() for event in await log.tail(*arguments)]}
             case _:
                 return {"events": await log.export(*arguments)}
-
-
-async def report(log: AuditLog) -> dict[str, Any]:
-    """The result of a full verification as plain data."""
-    found = await log.verify()
-    return {"checked": found.checked, "length": found.length, "broken": found.broken and asdict(found.broken)}
 
 
 def salvage_store(home: Home, out: Path) -> dict[str, Any]:

@@ -6,13 +6,14 @@ from pathlib import Path
 from typing import Any, cast
 
 import tomlkit
-from pydantic import ValidationError
+from pydantic import TypeAdapter, ValidationError
 from tomlkit.items import Table
 
 from gnusnode.config import explain, tomlfile
 from gnusnode.config.files import replace_file
 from gnusnode.config.options import Option, options
 from gnusnode.config.settings import Settings
+from gnusnode.contracts.base import describe
 from gnusnode.errors import ConfigError, storage_error
 
 
@@ -43,21 +44,13 @@ def set_value(path: Path, key: str, text: str) -> None:
 
 def _typed(option: Option, text: str) -> Any:
     """``text`` as the plain value that TOML holds for the option."""
+    kind: TypeAdapter[Any] = TypeAdapter(option.field.rebuild_annotation())
     try:
-        given = option.parse(text)
-        tree = Settings.model_validate(_nested(option.key, given)).model_dump(mode="json")
+        return kind.dump_python(kind.validate_python(option.parse(text)), mode="json", exclude_none=True)
     except ValidationError as error:
-        raise explain.config_error(error, lambda _path: "config set") from error
+        raise ConfigError(f"{option.key}: {describe(error)}", where="config set") from error
     except ValueError as error:
         raise ConfigError(f"{option.key}: {error}", where="config set") from error
-    for part in option.key.split("."):
-        tree = tree[part]
-    return tree
-
-
-def _nested(key: str, value: Any) -> dict[str, Any]:
-    section, dot, name = key.partition(".")
-    return {section: {name: value}} if dot else {section: value}
 
 
 def _put(document: tomlkit.TOMLDocument, key: str, value: Any, path: Path) -> None:

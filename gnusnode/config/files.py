@@ -6,6 +6,8 @@ import os
 import secrets
 from pathlib import Path
 
+from gnusnode.identity import sync_directory
+
 
 def replace_file(path: Path, data: bytes, *, mode: int = 0o600) -> None:
     """Writes ``data`` beside ``path`` and renames it there, durably. An existing file keeps its mode, a link its place.
@@ -24,6 +26,7 @@ def replace_file(path: Path, data: bytes, *, mode: int = 0o600) -> None:
             file.flush()
             os.fsync(handle)
         os.replace(draft, target)
+        sync_directory(target.parent)
     except BaseException:
         draft.unlink(missing_ok=True)
         raise

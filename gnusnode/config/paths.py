@@ -12,7 +12,7 @@ from typing import Final
 
 import platformdirs
 
-from gnusnode.errors import DataError, storage_error
+from gnusnode.errors import ConfigError, DataError, storage_error
 
 SOCKET_PATH_LIMIT: Final = 107 if os.uname().sysname == "Linux" else 103
 """Longest path of a unix socket in bytes: ``sun_path`` without its closing zero."""
@@ -27,9 +27,16 @@ class Home:
 
     @classmethod
     def locate(cls, given: str | os.PathLike[str] | None = None, env: Mapping[str, str] = os.environ) -> Home:
-        """``given`` (``--home``), else ``GNUSNODE_HOME``, else the user's data directory of the platform."""
+        """``given`` (``--home``), else ``GNUSNODE_HOME``, else the user's data directory of the platform.
+
+        Raises:
+            ConfigError: the path begins with the home of a user that does not exist.
+        """
         chosen = given or env.get("GNUSNODE_HOME") or platformdirs.user_data_path("gnusnode", appauthor=False)
-        return cls(Path(os.path.abspath(Path(chosen).expanduser())))
+        try:
+            return cls(Path(os.path.abspath(Path(chosen).expanduser())))
+        except RuntimeError as error:  # ~name of a user that does not exist
+            raise ConfigError("there is no such user", where=str(chosen), hint="give the whole path") from error
 
     @property
     def key(self) -> Path:
@@ -103,14 +110,15 @@ def make_private(directory: Path, *, shared_parent: bool = False) -> None:
     Raises:
         DataError, DiskFull: see ``Home.ensure``.
     """
+    look = directory.lstat if shared_parent else directory.stat
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        found = directory.lstat() if shared_parent else directory.stat()
+        found = look()
         ours = found.st_uid == os.geteuid()
         # An empty directory that the user has just made with the usual umask is no reason to refuse; /tmp is.
         if ours and found.st_mode & 0o077 and not found.st_mode & stat.S_ISVTX and not any(directory.iterdir()):
             directory.chmod(0o700)
-            found = directory.lstat()
+            found = look()
     except OSError as error:
         raise storage_error(error, directory, "cannot make the directory") from error
     if shared_parent and (not ours or found.st_mode & 0o077 or not stat.S_ISDIR(found.st_mode)):

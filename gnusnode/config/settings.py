@@ -57,7 +57,9 @@ class ApiSettings(Section):
         default="127.0.0.1:8477", description="Address of the HTTP API, `HOST:PORT`; port 0 chooses one."
     )
     tls_cert: FilePath | None = Field(default=None, description="PEM file with the certificate chain of the API.")
-    tls_key: FilePath | None = Field(default=None, description="PEM file with the private key of `api.tls_cert`.")
+    tls_key: FilePath | None = Field(
+        default=None, description="PEM file with its private key; none: it is in `api.tls_cert`."
+    )
     require_key: bool = Field(
         default=False, description="Ask for an API key also on a loopback address; elsewhere a key is always asked for."
     )
@@ -83,10 +85,10 @@ class ApiSettings(Section):
 
     @model_validator(mode="after")
     def _reachable_only_with_tls(self) -> ApiSettings:
-        if (self.tls_cert is None) != (self.tls_key is None):
-            raise ValueError("give both tls_cert and tls_key, or neither")
+        if self.tls_key is not None and self.tls_cert is None:
+            raise ValueError("tls_key belongs to a certificate: give tls_cert too")
         if self.tls_cert is None and not is_loopback(split_address(self.listen)[0]):
-            raise ValueError(f"others can reach {self.listen}: give tls_cert and tls_key, or listen on 127.0.0.1")
+            raise ValueError(f"others can reach {self.listen}: give tls_cert, or listen on 127.0.0.1")
         return self
 
 

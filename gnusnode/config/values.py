@@ -54,7 +54,7 @@ def multiaddr(text: str) -> str:
 def web_url(text: str) -> str:
     """An http(s) URL without user, query and fragment; a closing slash is dropped."""
     parts = urlsplit(text)
-    if parts.scheme not in {"http", "https"} or not parts.hostname:
+    if parts.scheme not in {"http", "https"} or not parts.hostname or parts.port == 0:  # .port raises when it is none
         raise ValueError(f"{text!r} is not an http or https URL")
     if parts.username or parts.password or parts.query or parts.fragment:
         raise ValueError("the URL must not carry a user, a password, a query or a fragment")
@@ -63,7 +63,12 @@ def web_url(text: str) -> str:
 
 def expand(path: Path) -> Path:
     """``~`` expanded; a relative path is refused, since a daemon has no obvious working directory."""
-    full = path.expanduser()
+    try:
+        full = path.expanduser()
+    except RuntimeError as error:
+        raise ValueError(f"{str(path)!r}: there is no such user") from error
+    if "\0" in str(path):
+        raise ValueError("a path cannot hold a null character")
     if not full.is_absolute():
         raise ValueError(f"{str(path)!r} is relative: give the whole path, or begin it with ~/")
     return full

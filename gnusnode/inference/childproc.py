@@ -20,6 +20,9 @@ from gnusnode.inference.frames import Unpacker
 
 _READ: Final = 64 * 1024
 _KEPT_STDERR: Final = 4096
+_MAX_POSTED: Final = 10_000
+_LAST_FRAMES: Final = 0.2
+"""Seconds in which what a process wrote before its end is still read."""
 _TERM_GRACE: Final = 0.5
 _KILL_GRACE: Final = 5.0
 """A killed process is gone at once unless the kernel holds it, as a GPU driver may."""
@@ -77,7 +80,13 @@ class ChildProcess:
         return self._error_text.decode("utf-8", "replace").strip()
 
     def post(self, frame: bytes) -> None:
-        """Queues a packed frame. Frames posted after the child's death are lost, as are those it never read."""
+        """Queues a packed frame. Frames posted after the child's death are lost, as are those it never read.
+
+        A child that makes us answer and does not read the answers is killed: what waits for it is bounded.
+        """
+        if len(self._outbox) >= _MAX_POSTED:
+            self.signal(signal.SIGKILL)
+            return
         self._outbox.append(frame)
         self._posted.set()
 
@@ -115,6 +124,12 @@ class ChildProcess:
         except (trio.BrokenResourceError, trio.ClosedResourceError):
             return None
         return self._unpacker.feed(data) if data else None
+
+    async def hang_up_after_exit(self) -> None:
+        """Ends ``receive`` when the process has ended, even if something that it started still holds the pipe."""
+        await self.exited()
+        await trio.sleep(_LAST_FRAMES)
+        await trio.aclose_forcefully(self._stdout)
 
     def signal(self, number: signal.Signals) -> None:
         """Sends a signal; does nothing when the process is gone."""

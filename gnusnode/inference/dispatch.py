@@ -211,10 +211,10 @@ class Dispatcher:
         if job is None:
             raise ValueError(f"there is no job {number}")
         match kind:
-            case "started":
+            case "started" if job.operation == "generate" and not job.started:
                 job.started = True
                 self._deliver(number, Started.model_validate(frame["body"]))
-            case "done" if job.operation == "generate":
+            case "done" if job.started:
                 done = Done.model_validate(frame["body"])
                 self._usual_output = _MEMORY * self._usual_output + (1 - _MEMORY) * len(done.tokens)
                 job.accept(done)
@@ -228,12 +228,12 @@ class Dispatcher:
                     job.stream.fail(error)
                 self._finish(job)
             case _:
-                raise ValueError(f"job {number} is a {job.operation}")
+                raise ValueError(f"it makes no sense for job {number}, a {job.operation}")
 
     def _deliver(self, number: int, event: Started | Delta) -> None:
         job = self._active.get(number)
-        if job is None:
-            raise ValueError(f"there is no job {number}")
+        if job is None or not job.started:
+            raise ValueError(f"there is no generation {number} that has begun")
         if not job.accept(event):
             self._stop(job)
 

@@ -255,11 +255,12 @@ class _Compiler:
         return name
 
 
-def _definitions(schema: Mapping[str, Any]) -> dict[str, Any]:
+def _definitions(schema: object) -> dict[str, Any]:
     """All reference targets of a schema, by the text that refers to them."""
+    root = _texts(schema, "json_schema")
     found: dict[str, Any] = {}
     for key in ("$defs", "definitions"):
-        for name, target in _texts(schema.get(key, {}), f"json_schema.{key}").items():
+        for name, target in _texts(root.get(key, {}), f"json_schema.{key}").items():
             found[f"#/{key}/{name}"] = target
     return found
 

@@ -134,7 +134,7 @@ class Job:
         """
         if isinstance(event, Delta):
             self.produced += max(1, len(event.tokens))
-            assert isinstance(self.request, GenerateRequest)
+            assert isinstance(self.request, GenerateRequest), "only generations begin"
             if self.produced > self.request.max_tokens + _SURPLUS_TOKENS:
                 raise ValueError(f"{self.produced} tokens came where {self.request.max_tokens} were asked for")
         if self.stopping_since is not None or self.stream.put(event):

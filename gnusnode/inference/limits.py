@@ -10,7 +10,16 @@ from gnusnode.contracts.generation import CapabilityRequest, CapabilityVerdict
 from gnusnode.inference.queue import QueueLimits
 
 Notify = Callable[[str, dict[str, Any]], None]
-"""``(event name, fields)``; must not block or raise."""
+"""``(event name, fields)``; must not block or raise. Every event has the field ``model``.
+
+    engine_ready        pid
+    engine_died         reason; cause: crash or hang
+    engine_quarantined  reason
+    engine_log          level, text: a line of the native library
+    engine_load_failed  reason: a model that was to be loaded at the start
+    engine_step_down    layers, reason: the next attempt after a failed load
+    engine_evicted      for: the model that needs the room
+"""
 Capabilities = Callable[[CapabilityRequest], CapabilityVerdict]
 
 

@@ -43,6 +43,7 @@ from gnusnode.inference.nurseries import plain_errors
 from gnusnode.inference.process import LlamaEngine, open_llama
 
 _RAM_SHARE: Final = 0.9
+_THROUGHPUT: Final = ContextProfile.THROUGHPUT
 
 
 @dataclass(frozen=True)
@@ -188,6 +189,13 @@ class EngineManager:
             update |= {"device": placement.device, "gpu_layers": placement.gpu_layers}
             update |= {"reason": f"{placement.reason}; {info.reason}" if info.reason else placement.reason}
         return info.model_copy(update=update)
+
+    def infos(self) -> tuple[EngineInfo, ...]:
+        """One entry an engine that is up, and one a model that has none."""
+        up = [(hosting.model, hosting.profile) for hosting in self._hosts.up.values()]
+        absent = [(model, _THROUGHPUT) for model in self._models.values() if model not in [known for known, _ in up]]
+        infos = [self.info(model.name, profile) for model, profile in up + absent if model.name in self._models]
+        return (*infos, *(engine.info() for engine in self._attached.values()))
 
     def readiness(self) -> dict[str, str]:
         """Why the models that were to be loaded at the start are not (yet) usable, by name; empty: they are."""

@@ -3,7 +3,7 @@
     <home>/models/<sha256>.gguf      the file; several names may share it
     <home>/models/<name>.json        its manifest, ``StoredModel``
     <home>/models/.work/             files that are not finished; what a crash leaves there is removed at the next start
-    <home>/models/.partial/          downloads that can be resumed
+    <home>/models/.partial/          downloads that can be resumed, for two weeks
 
 Plain files, not the database: a model is moved, linked and inspected with the tools of the system, a damaged manifest
 costs one name, and ``gnusnode models`` works while no daemon runs.
@@ -81,12 +81,14 @@ class ModelStore:
         return self._registry.partial
 
     async def prepare(self) -> None:
-        """Makes the directories and removes what interrupted additions left. Call once at start.
+        """Makes the directories; removes what interrupted additions left, and downloads forgotten for two weeks.
+
+        Call once at start.
 
         Raises:
             DataError, DiskFull.
         """
-        await self._run("cannot make the directory of models", self._registry.prepare)
+        await self._run("cannot make the directory of models", lambda: self._registry.prepare(self._clock()))
 
     async def add(
         self,

@@ -18,6 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, Validation
 from gnusnode.errors import Conflict
 from gnusnode.inference.filework import Hashed, Stamp, explained, write_atomically
 
+_READ_BYTES: Final = 1024 * 1024
 _MAX_STATE_BYTES: Final = 16 * 1024 * 1024
 Header = Annotated[str, StringConstraints(max_length=1024)]
 
@@ -87,20 +88,32 @@ class Partial:
     def recover(self) -> None:
         """Takes up what an earlier attempt left, as far as its chunks are whole."""
         state = self._load()
-        buffer = bytearray(self._chunk)
         good: list[str] = []
         with explained(self.path, "cannot read the partial download"):
             for expected in state.hashes:
-                if os.preadv(self._handle, [buffer], len(good) * self._chunk) < self._chunk:
+                if not self._take_chunk(len(good), expected):
                     break
-                if hashlib.sha256(buffer).hexdigest() != expected:
-                    break
-                self._whole.update(buffer)
                 good.append(expected)
             self._hashes = good
             self.at = len(good) * self._chunk
             os.ftruncate(self._handle, self.at)
         self.entity = state.entity if good else Entity()
+
+    def _take_chunk(self, number: int, expected: str) -> bool:
+        """Adds the chunk to the hash of the whole file, if it is all there and undamaged."""
+        whole, chunk = self._whole.copy(), hashlib.sha256()
+        at, end = number * self._chunk, (number + 1) * self._chunk
+        while at < end:
+            data = os.pread(self._handle, min(_READ_BYTES, end - at), at)
+            if not data:
+                return False
+            whole.update(data)
+            chunk.update(data)
+            at += len(data)
+        if chunk.hexdigest() != expected:
+            return False
+        self._whole = whole
+        return True
 
     def restart(self) -> None:
         """Forgets everything that is here."""

@@ -51,7 +51,7 @@ async def pull(
     Args:
         name: how requests call it; made from the file's name when not given.
         sha256: pin, with or without ``sha256:``.
-        replace: let the name point to the new file, if it is taken.
+        replace: let the name point to the new file, if it is taken; fetch anew what was pulled without a pin.
 
     Raises:
         RequestError: nothing that can be fetched.
@@ -111,6 +111,8 @@ async def _already_there(
     models = await store.list()
     taken = next((model for model in models if model.name == name), None)
     if taken is not None and not replace and taken.sha256 != source.sha256:
+        if source.sha256 is None and taken.source == source.label:
+            return (await store.resolve(name, progress)).manifest  # pulled before; ``replace`` asks for what is new
         raise Conflict(
             f"the name {name} belongs to another model ({short(taken.sha256)})",
             hint="choose another --name, or remove the old one with `gnusnode models rm`",

@@ -21,6 +21,8 @@ from gnusnode.inference.gguf import GgufHeader
 from gnusnode.inference.modelrecord import StoredModel, Traits, is_digest, is_name, short
 
 _MAX_MANIFEST_BYTES: Final = 2 * 1024 * 1024
+_KEEP_PARTIAL_SECONDS: Final = 14 * 86_400
+"""A download that nobody took up for so long is forgotten."""
 _REPLACE_MANIFEST: Final = "remove this manifest and add the model again"
 
 
@@ -41,8 +43,8 @@ class Registry:
         self.work_lock = root / ".work.lock"
         self._write_lock = root / ".registry.lock"
 
-    def prepare(self) -> None:
-        """Makes the directories and removes what interrupted additions left, unless one is running."""
+    def prepare(self, now: float) -> None:
+        """Makes the directories; removes what interrupted additions left, unless one runs, and forgotten downloads."""
         for directory in (self.root, self.work, self.partial):
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         with filework.locked(self.work_lock, wait=False) as alone:
@@ -51,6 +53,9 @@ class Registry:
                     shutil.rmtree(leftover)
                 else:
                     leftover.unlink()
+        for part in self.partial.iterdir():
+            if part.stat().st_mtime < now - _KEEP_PARTIAL_SECONDS:
+                part.unlink()
 
     def file(self, sha256: str) -> Path:
         return self.root / f"{sha256.removeprefix('sha256:')}.gguf"

@@ -8,6 +8,7 @@ is driven by the consumer, so a slow one slows the server down and nothing piles
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Generator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from typing import Any, Final, NoReturn
@@ -34,7 +35,6 @@ from gnusnode.errors import EngineFailed, UnsupportedField
 from gnusnode.inference import remotewire as wire
 from gnusnode.inference.jobs import deadline_error
 
-_MAX_EVENT: Final = 1024 * 1024
 _MAX_ERROR_BODY: Final = 64 * 1024
 _MAX_EMBED_BODY: Final = 256 * 1024 * 1024
 _OK: Final = 200
@@ -80,12 +80,12 @@ class RemoteEngine:
             response: httpx2.Response | None = None
             with _faults(), trio.move_on_at(deadline):
                 response = await stack.enter_async_context(self._client.stream("POST", path, json=body))
-                await _check(response)
+                await _check(response, "text/event-stream")
             if response is None:
                 raise deadline_error()
-            events = aiter(httpx2.EventSource(response, _MAX_EVENT))
-            stack.push_async_callback(_unwind, events)
-            yield _Stream(events, deadline)
+            chunks = response.aiter_raw()
+            stack.push_async_callback(_unwind, chunks)
+            yield _Stream(chunks, deadline)
 
     async def classify(self, request: ClassifyRequest) -> ClassifyResult:
         await trio.lowlevel.checkpoint()
@@ -99,7 +99,7 @@ class RemoteEngine:
         body: dict[str, Any] = {"model": self._model, "input": list(request.texts), "encoding_format": "float"}
         with _faults():
             async with self._client.stream("POST", "embeddings", json=body) as response:
-                await _check(response)
+                await _check(response, "application/json")
                 data = await _read(response, _MAX_EMBED_BODY)
         return await trio.to_thread.run_sync(wire.embeddings, data, len(request.texts))
 
@@ -107,9 +107,11 @@ class RemoteEngine:
 class _Stream:
     """The events of one answer."""
 
-    def __init__(self, events: AsyncIterator[httpx2.ServerSentEvent], deadline: float) -> None:
-        self._events = events
+    def __init__(self, chunks: AsyncIterator[bytes], deadline: float) -> None:
+        self._chunks = chunks
         self._deadline = deadline
+        self._reader = wire.EventReader()
+        self._waiting: deque[str] = deque()
         self._answer = wire.Answer()
         self._begun = False
         self._over = False
@@ -132,10 +134,17 @@ class _Stream:
 
     async def _data(self) -> str | None:
         """The data of the next event; None: the server says that it is done, or closes."""
-        with _faults(), trio.move_on_at(self._deadline):
-            event = await anext(self._events, None)
-            return None if event is None or event.data.strip() == "[DONE]" else event.data
-        raise deadline_error()
+        while not self._waiting:
+            chunk: bytes | None = None
+            with _faults(), trio.move_on_at(self._deadline) as scope:
+                chunk = await anext(self._chunks, None)
+            if scope.cancelled_caught:
+                raise deadline_error()
+            if chunk is None:
+                return None
+            self._waiting += self._reader.feed(chunk)
+        data = self._waiting.popleft()
+        return None if data.strip() == "[DONE]" else data
 
 
 @asynccontextmanager
@@ -157,7 +166,7 @@ async def open_remote(
         idle_timeout: seconds without a byte after which the server counts as gone.
     """
     timeout = httpx2.Timeout(idle_timeout, connect=_CONNECT_TIMEOUT)
-    headers = {"authorization": f"Bearer {key}"} if key else {}
+    headers = {"accept-encoding": "identity"} | ({"authorization": f"Bearer {key}"} if key else {})
     # No redirects and nothing from the environment: a proxy or another host must not see prompts or the key.
     async with httpx2.AsyncClient(
         base_url=url.rstrip("/") + "/", headers=headers, timeout=timeout, trust_env=False, follow_redirects=False
@@ -176,19 +185,22 @@ def _faults() -> Generator[None]:
         raise EngineFailed(f"the remote server cannot be used: {type(error).__name__}: {error}"[:500]) from error
 
 
-async def _check(response: httpx2.Response) -> None:
-    """Raises what a status other than 200 stands for."""
+async def _check(response: httpx2.Response, expected: str) -> None:
+    """Raises what a status other than 200 stands for, and when the answer is not of the ``expected`` type."""
     if response.status_code != _OK:
         body = await _read(response, _MAX_ERROR_BODY)
         if response.status_code < _BAD_REQUEST:
             raise EngineFailed(f"the remote server answered {response.status_code}", hint="check its `url`")
         raise wire.failure(response.status_code, response.headers, body)
+    kind = response.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != expected:
+        raise EngineFailed(f"the remote server answered with {kind[:64]!r} where {expected} was expected")
 
 
 async def _read(response: httpx2.Response, limit: int) -> bytes:
     """The body, of which more than ``limit`` bytes are an error."""
     data = bytearray()
-    chunks = response.aiter_bytes()
+    chunks = response.aiter_raw()
     async for chunk in chunks:
         data += chunk
         if len(data) > limit:

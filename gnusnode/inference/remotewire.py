@@ -31,6 +31,7 @@ from gnusnode.errors import (
 )
 
 UNKNOWN_TOKEN: Final = -1
+MAX_EVENT: Final = 1024 * 1024
 _LOWEST_LOGPROB: Final = -1e4
 """Stands for minus infinity, which some servers send and no record holds."""
 _MAX_RETRY_AFTER: Final = 3600.0
@@ -132,6 +133,40 @@ def generation_body(model: str, request: GenerateRequest) -> tuple[str, dict[str
         body |= {"logprobs": True, "top_logprobs": request.top_logprobs}
     messages = [{"role": message.role, "content": message.content} for message in request.prompt.messages or ()]
     return "chat/completions", body | {"messages": messages}
+
+
+class EventReader:
+    """Server-sent events from the bytes of a body: only their data matters here."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+        self._data: list[bytes] = []
+        self._size = 0
+
+    def feed(self, chunk: bytes) -> list[str]:
+        """The data of the events that ``chunk`` completes.
+
+        Raises:
+            EngineFailed: an event has no end, or is not UTF-8.
+        """
+        *lines, self._rest = (self._rest + chunk).replace(b"\r\n", b"\n").split(b"\n")
+        events: list[str] = []
+        for line in lines:
+            if line.startswith(b"data:"):
+                self._data.append(line[5:].removeprefix(b" "))
+                self._size += len(line)
+            elif not line and self._data:
+                events.append(self._text())
+        if self._size + len(self._rest) > MAX_EVENT:
+            raise EngineFailed(f"the remote server sent an event of more than {MAX_EVENT} bytes")
+        return events
+
+    def _text(self) -> str:
+        data, self._data, self._size = b"\n".join(self._data), [], 0
+        try:
+            return data.decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise EngineFailed("the remote server sent text that is not UTF-8") from error
 
 
 class Answer:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import count
 from signal import SIGKILL
 from typing import Any, Final, cast
 
@@ -28,7 +29,9 @@ _ENVIRONMENT: Final = {
 _STEADY: Final = 30.0
 """Seconds after which a child counts as healthy and the next restart is immediate again."""
 _STATUS_WAIT: Final = 2.0
+_STEPS: Final = 3
 _MAX_LOG: Final = 500
+_LOGS_PER_PING: Final = 100
 
 
 @dataclass(frozen=True)
@@ -85,6 +88,7 @@ class Supervisor:
         self._served = False
         self._heard = 0.0
         self._verdict = ""
+        self._logs_left = _LOGS_PER_PING
         self._cleared = trio.Event()
         self._child: ChildProcess | None = None
 
@@ -158,7 +162,8 @@ class Supervisor:
                 self._spec.artifact_hash, self._dispatcher.suspects(), now=trio.current_time(), reason=death.reason
             )
         self._dispatcher.child_died(death.reason, self._crashes, rerun=not death.lied)
-        self._notify("engine_died", {"model": self._spec.model_name, "reason": death.reason})
+        cause = "hang" if self._verdict else "crash"
+        self._notify("engine_died", {"model": self._spec.model_name, "reason": death.reason, "cause": cause})
 
     async def _pause(self, reason: str, in_a_row: int) -> None:
         """Waits until the next child may start."""
@@ -185,6 +190,7 @@ class Supervisor:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(child.write_forever)
                 nursery.start_soon(child.drain_stderr)
+                nursery.start_soon(child.hang_up_after_exit)
                 death = await self._load(child)
                 if death is None:
                     serving()
@@ -213,8 +219,8 @@ class Supervisor:
         since = trio.current_time()
         self.state, self.reason = EngineState.READY, str(self.ready.get("reason", ""))
         self._notify("engine_ready", {"model": self._spec.model_name, "pid": child.pid})
-        slots = self.ready.get("slots")
-        self._dispatcher.attach(child.post, slots if isinstance(slots, int) and slots > 0 else self._spec.slots)
+        slots = int(self.ready.get("slots", self._spec.slots))
+        self._dispatcher.attach(child.post, min(max(slots, 1), self._spec.slots))
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._watch, child)
             try:
@@ -263,8 +269,7 @@ class Supervisor:
                     self._dispatcher.rates = Rates(float(frame["prefill_rate"]), float(frame["decode_rate"]))
                     self.rss_bytes = int(frame["rss"])
                 case "log":
-                    fields = {"level": str(frame["level"])[:16], "text": str(frame["text"])[:_MAX_LOG]}
-                    self._notify("engine_log", {"model": self._spec.model_name, **fields})
+                    self._log(str(frame["level"])[:16], str(frame["text"])[:_MAX_LOG])
                 case "capability":
                     verdict = self._capabilities(CapabilityRequest.model_validate(frame["body"]))
                     child.post(frames.pack({"op": "verdict", "n": frame["n"], "body": verdict.to_plain()}))
@@ -273,17 +278,29 @@ class Supervisor:
         except (KeyError, TypeError, ValueError) as error:
             raise FrameError(f"{frame.get('ev')!r} is malformed: {error!r}") from error
 
+    def _log(self, level: str, text: str) -> None:
+        """Passes a line on, unless the child has said too much since the last ping."""
+        self._logs_left -= 1
+        if self._logs_left >= 0:
+            self._notify("engine_log", {"model": self._spec.model_name, "level": level, "text": text})
+
+    def _patience(self) -> float:
+        """Seconds of silence that are too many. A child answers between steps, and a step may be long on a slow CPU."""
+        rate = self._dispatcher.rates.prefill
+        step = self._spec.prefill_per_step / rate if rate > 0 else 0.0
+        return max(self._limits.silent_after, _STEPS * step)
+
     async def _watch(self, child: ChildProcess) -> None:
         """Pings, lets deadlines pass, and kills a child that hangs or does not obey."""
-        bound = self._limits.silent_after
-        for number in range(1, 2**63):
+        for number in count():
             await trio.sleep(self._limits.ping_every)
-            now = trio.current_time()
+            now, bound = trio.current_time(), self._patience()
+            self._logs_left = _LOGS_PER_PING
             disobeyed_since = self._dispatcher.expire(now)
             if now - self._heard > bound:
-                self._verdict = f"was silent for {bound:g} s and was killed"
+                self._verdict = f"was silent for {bound:.1f} s and was killed"
             elif disobeyed_since is not None and now - disobeyed_since > bound:
-                self._verdict = f"did not stop a cancelled job within {bound:g} s and was killed"
+                self._verdict = f"did not stop a cancelled job within {bound:.1f} s and was killed"
             if self._verdict:
                 child.signal(SIGKILL)
                 return

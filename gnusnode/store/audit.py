@@ -10,10 +10,10 @@ import json
 import os
 import time
 from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import trio
 from pydantic import ValidationError
@@ -50,6 +50,9 @@ class AuditReport:
     """Events that the head knows."""
     broken: Break | None
 
+    def to_plain(self) -> dict[str, Any]:
+        return asdict(self)
+
 
 class FamilyWriter:
     """The right to append events of one family. Made by ``AuditLog.writer`` only."""
@@ -59,7 +62,7 @@ class FamilyWriter:
         self._append = append
 
     async def append(self, event: str, **fields: AuditValue) -> AuditEvent:
-        """Appends one event; returns once it is durable. A cancelled caller's event is written before it learns of that.
+        """Appends one event; returns once it is durable. A cancelled caller learns of that after its event was written.
 
         Args:
             event: ``<family>.<what happened>``.
@@ -115,6 +118,11 @@ class AuditLog:
         while not (found := await self.events(after + 1, limit)):
             await self._grown.park()
         return found
+
+    def head(self) -> AuditHead | None:
+        """The signed end of the chain; None before the first event."""
+        value = self._store.get(AUDIT_HEADS, _HEAD)
+        return None if value is None else _stored(AuditHead, value)
 
     async def verify(self, first: int = 0, last: int | None = None) -> AuditReport:
         """Walks the chain from event ``first`` to ``last`` (None: to the end, and compares it with the signed head).

@@ -17,7 +17,7 @@ import shutil
 import threading
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Final, TypeVar
@@ -232,7 +232,7 @@ class Blobs:
 
     async def inventory(self) -> dict[str, int]:
         """Content address and bytes of every blob."""
-        return await self.run(lambda: {ids.cid_from_sha256(path.name): path.stat().st_size for path in self._walk()})
+        return await self.run(lambda: {ids.cid_from_sha256(path.name): size for path, size in self._walk()})
 
     async def run(self, call: Callable[[], T]) -> T:
         """``call`` in a thread, with errors of the file system typed. Once begun it is not cancelled."""
@@ -275,8 +275,11 @@ class Blobs:
                 return False
             return True
 
-    def _walk(self) -> Iterator[Path]:
-        return (path for path in self.root.glob("??/??/*") if _HEX.fullmatch(path.name))
+    def _walk(self) -> Iterator[tuple[Path, int]]:
+        for path in self.root.glob("??/??/*"):
+            with suppress(FileNotFoundError):  # deleted meanwhile
+                if _HEX.fullmatch(path.name):
+                    yield path, path.stat().st_size
 
 
 async def open_blobs(root: Path, *, reserve: int = RESERVE) -> Blobs:

@@ -140,7 +140,10 @@ class PageFile:
 
     def _read(self, number: int, count: int) -> bytes:
         self.require(number, count)
-        data = os.pread(self._descriptor, count * self.page_size, number * self.page_size)
+        try:
+            data = os.pread(self._descriptor, count * self.page_size, number * self.page_size)
+        except OSError as error:
+            raise Damaged(f"page {number} cannot be read: {error.strerror}") from error
         if len(data) != count * self.page_size:
             raise Damaged(f"page {number} cannot be read whole")
         return data

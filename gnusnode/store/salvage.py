@@ -19,6 +19,7 @@ from gnusnode.errors import storage_error
 from gnusnode.store import pages
 from gnusnode.store.check import opened
 from gnusnode.store.opening import DATA_FILE
+from gnusnode.store.tables import MAX_VALUE
 
 _UNKNOWN: Final = None
 """Table of an entry on a page that no tree leads to any more."""
@@ -115,6 +116,8 @@ class _Reader:
 
     def _entry(self, table: str | None, page: bytes, node: pages.Node) -> Iterator[Entry]:
         try:
+            if node.size > MAX_VALUE:
+                raise pages.Damaged(f"a value of {node.size} bytes was never written")
             yield table, node.key, self._file.value(page, node)
         except pages.Damaged as damage:
             self._found.note(damage)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Literal
 
 from gnusnode.contracts.dsse import Signer
@@ -83,32 +84,43 @@ class Drafter:
 
     async def _propose(self, request: GenerateRequest) -> _Tried:
         """Pass one: which tool, or none. Pass two: its arguments."""
-        listed = tools.shortlist(self.offered, tools.messages_of(request), may_decline=not self.must_call)
-        tool, probability = await self._pick(request, listed)
+        tool, picked = await self._pick(request)
         if tool is None:
-            return _Tried(probability=probability)
-        reason = f"label scoring chose it with probability {probability:.2f} among {len(listed)} offered"
+            return picked
         if tools.takes_no_arguments(tool):
-            return _Tried(tools.proposal(tool, "{}", reason), probability)
+            return replace(picked, proposal=tools.proposal(tool, "{}", picked.reason))
         text, done = await self._collect(tools.arguments_request(request, tool, request.max_tokens))
-        made = tools.proposal(tool, text, reason) if done.finish_reason == "stop" else None
+        made = tools.proposal(tool, text, picked.reason) if done.finish_reason == "stop" else None
         if made is None and self.must_call:
             raise EngineFailed(
                 f"the model did not complete valid arguments for {tool.name!r}",
                 where=self.expert.model,
                 hint="raise max_tokens, simplify the tool's parameters, or use a larger model",
             )
-        # The answer that follows an invalid call is not conditioned on it, so its label decision says nothing.
-        return _Tried(made, probability if made else None, done.mean_logprob, done.usage, done.timing)
+        return _Tried(
+            proposal=made,
+            # An answer that follows an invalid call is not conditioned on it: the label decision says nothing of it.
+            probability=picked.probability if made else None,
+            mean_logprob=done.mean_logprob,
+            usage=done.usage,
+            timing=_total(picked.timing, done.timing),
+        )
 
-    async def _pick(self, request: GenerateRequest, listed: tuple[ToolSpec, ...]) -> tuple[ToolSpec | None, float]:
-        """The chosen tool and the probability of that choice; no tool when the model would rather answer."""
-        scoring = tools.choice_request(request, listed, may_decline=not self.must_call)
+    async def _pick(self, request: GenerateRequest) -> tuple[ToolSpec | None, _Tried]:
+        """The chosen tool; none when the model would rather answer."""
+        may_decline = not self.must_call
+        listed = tools.shortlist(self.offered, tools.messages_of(request), may_decline=may_decline)
+        scoring = tools.choice_request(request, listed, may_decline=may_decline)
         if scoring is None:
-            return listed[0], 1.0
+            return listed[0], _Tried(reason="the request demands this tool")
+        begin = time.perf_counter()
         scored = await self.engine.classify(scoring)
+        timing = Timing(prefill_ms=(time.perf_counter() - begin) * 1000)  # label scoring is nothing but prefill
         place = scoring.labels.index(scored.label)
-        return (listed[place] if place < len(listed) else None), scored.probabilities[place]
+        probability = scored.probabilities[place]
+        reason = f"label scoring chose it with probability {probability:.2f} among {len(listed)} offered"
+        tried = _Tried(reason=reason, probability=probability, timing=timing)
+        return (listed[place] if place < len(listed) else None), tried
 
     async def _collect(self, request: GenerateRequest) -> tuple[str, Done]:
         parts: list[str] = []
@@ -158,9 +170,10 @@ _NO_TIME: Final = Timing()
 
 @dataclass(frozen=True)
 class _Tried:
-    """What the tool passes came to. ``probability`` is that of the label decision."""
+    """What the tool passes came to. ``probability`` is that of the label decision, None where none was made."""
 
     proposal: ToolProposal | None = None
+    reason: str = ""
     probability: float | None = None
     mean_logprob: float | None = None
     usage: Usage = _NOTHING_USED

@@ -10,6 +10,7 @@ import json
 import re
 import uuid
 from collections.abc import Sequence
+from itertools import zip_longest
 from typing import Any, Final, NoReturn
 
 from pydantic import ValidationError
@@ -23,6 +24,7 @@ NONE_LABEL: Final = "none"
 MAX_ARGUMENT_TOKENS: Final = 1024
 """Of the arguments of one call; longer ones are cut off and count as invalid."""
 
+_NEEDS_NO_TOOL: Final = ("Good evening!", "Tell me a story.", "Explain what a verb is.", "How are you?")
 _KNOWN_RESULT: Final = 2000
 """Characters of a tool's result that the choice of the next tool looks at."""
 _DESCRIPTION: Final = 300
@@ -68,16 +70,25 @@ def choice_request(request: GenerateRequest, tools: Sequence[ToolSpec], *, may_d
     labels = [tool.name for tool in tools] + ([NONE_LABEL] if may_decline else [])
     if len(labels) < 2:
         return None
-    lines = "\n".join(f"- {tool.name}: {_one_line(tool.description)}" for tool in tools)
-    decline = f"\n- {NONE_LABEL}: no tool is needed to answer" if may_decline else ""
     return ClassifyRequest(
         request_id=request.request_id,
-        instruction=f"Choose the tool that the request needs.\n{lines}{decline}\n\nRequest: ",
+        instruction=_instruction(tools, may_decline=may_decline),
         text=_asked(messages_of(request)),
         suffix="\nTool:",
         labels=tuple(f" {label}" for label in labels),
         tenant=request.tenant,
     )
+
+
+def _instruction(tools: Sequence[ToolSpec], *, may_decline: bool) -> str:
+    """Tools and one example of each, mixed with talk that needs none: small models follow examples, not rules."""
+    names = [f"- {tool.name}: {_one_line(tool.description)}" for tool in tools]
+    examples = [f"Request: {_one_line(tool.description)}\nTool: {tool.name}" for tool in tools]
+    if may_decline:
+        names.append(f"- {NONE_LABEL}: no tool is needed, just an answer in words")
+        talk = [f"Request: {said}\nTool: {NONE_LABEL}" for said in _NEEDS_NO_TOOL]
+        examples = [part for pair in zip_longest(examples, talk) for part in pair if part]
+    return "Tools:\n" + "\n".join(names) + "\n\n" + "\n\n".join(examples) + "\n\nRequest: "
 
 
 def shortlist(tools: Sequence[ToolSpec], messages: Sequence[Message], *, may_decline: bool) -> tuple[ToolSpec, ...]:

@@ -116,11 +116,15 @@ class Ingress:
             try:
                 await self._forward(task, context, account, send)
             except GnusError as error:
-                await self._failed(account, error)
+                account.error = error
                 raise
             except trio.Cancelled:
-                await self._failed(account, Cancelled("the caller left"))
+                account.error = Cancelled("the caller left")
                 raise
+            finally:
+                if account.error is not None:
+                    with trio.move_on_after(_KEEP_SECONDS, shield=True):
+                        await self._log.finish(account.request_id, account.outputs, error=account.error)
 
     async def _embed(self, call: ModelCall, context: CallContext) -> EmbedResult:
         if call.embed is None:
@@ -158,13 +162,6 @@ class Ingress:
             async for item in items:
                 await self._take(account, item)
                 await send(item)
-
-    async def _failed(self, account: _Account, error: GnusError) -> None:
-        """Writes down how a request failed, also while it is being cancelled."""
-        account.error = error
-        with trio.move_on_after(_KEEP_SECONDS) as scope:
-            scope.shield = True
-            await self._log.finish(account.request_id, account.outputs, error=error)
 
     async def _take(self, account: _Account, item: PlanMade | ChoiceDelta | ChoiceDone | TaskDone) -> None:
         """Checks an event of the router and keeps what has to be kept, before the caller sees it.

@@ -53,6 +53,7 @@ class MemoryTaskLog:
 
     async def put_plan(self, made: PlanMade) -> None:
         self._views[made.plan.request_id] = running(made)
+        self._views.move_to_end(made.plan.request_id)
         while len(self._views) > self._keep:
             self._views.popitem(last=False)
 
@@ -101,14 +102,24 @@ class StoreTaskLog:
                     await store.put(PLANS, key, ended(view, _interrupted(), None).to_bytes())
             start = page[-1][0] + b"\0"
         log = cls(store, keep, [request_id for _, request_id in sorted(issued)])
-        await log._forget()
+        surplus = log._surplus()
+        if surplus:
+            await store.write(lambda txn: [_remove(txn, request_id) for request_id in surplus])
         return log
 
     async def put_plan(self, made: PlanMade) -> None:
         view = running(made)
         self._kept[view.request_id] = None
-        await self._store.put(PLANS, view.request_id.encode(), view.to_bytes())
-        await self._forget()
+        self._kept.move_to_end(view.request_id)
+        surplus = self._surplus()
+        key, value = view.request_id.encode(), view.to_bytes()
+
+        def write(txn: WriteTxn) -> None:
+            for request_id in (*surplus, view.request_id):
+                _remove(txn, request_id)
+            txn.put(PLANS, key, value)
+
+        await self._store.write(write)
 
     async def finish(
         self,
@@ -142,22 +153,19 @@ class StoreTaskLog:
         outputs = tuple(ExpertOutput.from_bytes(package) for _, package in packages)
         return view.model_copy(update={"outputs": outputs})
 
-    async def _forget(self) -> None:
-        """Removes the oldest requests beyond ``keep``."""
+    def _surplus(self) -> list[str]:
+        """The oldest requests beyond ``keep``, which are no longer counted from here on."""
         surplus = list(self._kept)[: max(0, len(self._kept) - self._keep)]
-        if not surplus:
-            return
-
-        def write(txn: WriteTxn) -> None:
-            for request_id in surplus:
-                key = request_id.encode()
-                txn.delete(PLANS, key)
-                for package, _ in txn.scan(OUTPUTS, prefix=key):
-                    txn.delete(OUTPUTS, package)
-
         for request_id in surplus:
             del self._kept[request_id]
-        await self._store.write(write)
+        return surplus
+
+
+def _remove(txn: WriteTxn, request_id: str) -> None:
+    key = request_id.encode()
+    txn.delete(PLANS, key)
+    for package, _ in txn.scan(OUTPUTS, prefix=key):
+        txn.delete(OUTPUTS, package)
 
 
 def _interrupted() -> NotRunning:

@@ -1,0 +1,1 @@
+"""The role ``router``: from a request to a signed plan, and from the plan to an answer."""

@@ -238,17 +238,17 @@ class Router:
         )
         context = replace(context, plan_digest=attempt.plan.digest)
         begin = time.perf_counter()
-        first: float | None = None
+        first_ms: float | None = None
         with timer.stage(Stage.COMPUTE):
             async with self._rpc.stream(_DRAFT[card.service], draft, context, peer=card.peer) as items:
                 async for item in items:
-                    first = first or time.perf_counter()
+                    if first_ms is None:
+                        first_ms = (time.perf_counter() - begin) * 1000
                     self._take(attempt, item)
                     await send(item)
         if len(attempt.done) != request.choices:
             raise RecordRefused(f"{len(attempt.done)} of {request.choices} choices came", where=card.expert_id)
-        ready = min(done.timing.queue_ms + done.timing.prefill_ms for done in attempt.done)
-        timer.add(Stage.DISPATCH, ((first or begin) - begin) * 1000 - ready)
+        timer.add(Stage.DISPATCH, (first_ms or 0.0) - min(_until_first_word(done) for done in attempt.done))
 
     def _take(self, attempt: _Attempt, item: ChoiceDelta | ChoiceDone) -> None:
         """Checks an item before anybody sees it; a package must be signed and say what was streamed.
@@ -293,9 +293,9 @@ def asked(request: TaskRequest) -> str:
 
 def worth_elsewhere(error: GnusError) -> bool:
     """Whether another expert may do better: not when the request is at fault, poisonous, or out of time."""
-    return isinstance(error, Unavailable | DataError | RecordRefused) and not isinstance(
-        error, Poisoned | DeadlineExceeded
-    )
+    if isinstance(error, Poisoned | DeadlineExceeded):
+        return False
+    return isinstance(error, Unavailable | DataError | RecordRefused)
 
 
 def check_package(plan: ExecutionPlan, card: ExpertCard, item: ChoiceDone, streamed: str) -> None:
@@ -330,6 +330,12 @@ def total_usage(parts: list[Usage]) -> Usage:
         cached_tokens=max(part.cached_tokens for part in parts),
         completion_tokens=sum(part.completion_tokens for part in parts),
     )
+
+
+def _until_first_word(done: ChoiceDone) -> float:
+    """Milliseconds that the engine itself took before a choice said anything."""
+    timing = done.timing
+    return timing.queue_ms + timing.prefill_ms + (timing.decode_ms if done.tool_calls else 0.0)
 
 
 def _check_limits(request: TaskRequest) -> None:

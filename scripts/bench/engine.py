@@ -1,10 +1,10 @@
 """Benchmark of the engine child against the bare llama.cpp loop, and against llama-server on the same file.
 
-    python scripts/bench/engine.py                                        the child and the bare loop
-    python scripts/bench/engine.py --server-python /path/to/venv/python   with the llama-server of `pip install xllamacpp`
+    python scripts/bench/engine.py                              the child and the bare loop
+    python scripts/bench/engine.py --server-python VENV/python  and the llama-server of `pip install xllamacpp`
 
-Prints one JSON record a line. Contenders take turns, so that a busy host treats them alike. CPU seconds are those of the
-contender's process; wall times mean little on a shared host.
+Prints one JSON record a line. Contenders take turns, so that a busy host treats them alike. CPU seconds are those of
+the contender's process; wall times mean little on a shared host.
 """
 
 from __future__ import annotations
@@ -211,6 +211,7 @@ def server(python: str, model: Path, streams: int) -> Iterator[Server]:
     )
     command = [python, "-c", code, str(model), str(streams), str(port), str(CONTEXT)]
     with spawned(command, text=True, stderr=subprocess.DEVNULL) as process:
+        assert process.stdout is not None
         while "ready" not in (line := process.stdout.readline()):
             if not line:
                 raise SystemExit("the server did not start")

@@ -32,6 +32,7 @@ from gnusnode.inference.frames import Unpacker, pack
 
 _inbox: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
 _cancelled: set[int] = set()
+_deaf = threading.Event()
 
 
 def say(frame: dict[str, Any]) -> None:
@@ -47,6 +48,8 @@ def write(data: bytes) -> None:
 def read_forever() -> None:
     unpacker = Unpacker()
     while data := os.read(0, 65536):
+        if _deaf.is_set():
+            time.sleep(600)
         for frame in unpacker.feed(data):
             if frame["op"] == "cancel":
                 _cancelled.add(frame["id"])
@@ -123,6 +126,14 @@ def unfinished(number: int, request: GenerateRequest, _argument: str) -> None:
     os._exit(0)
 
 
+def orphan(number: int, request: GenerateRequest, _argument: str) -> None:
+    """Ends, while a process that it started holds the pipe."""
+    step(number, 0)
+    if os.fork() == 0:
+        time.sleep(60)
+    os._exit(0)
+
+
 def raw(number: int, request: GenerateRequest, argument: str) -> None:
     step(number, 0)
     write(bytes.fromhex(argument))
@@ -134,6 +145,32 @@ def too_long(number: int, request: GenerateRequest, _argument: str) -> None:
 
 def stranger(number: int, request: GenerateRequest, _argument: str) -> None:
     step(number + 1000, 0)
+
+
+def twice(number: int, request: GenerateRequest, _argument: str) -> None:
+    started(number)
+
+
+def early(number: int, request: GenerateRequest, _argument: str) -> None:
+    step(number, 0)
+
+
+def unbegun(number: int, request: GenerateRequest, _argument: str) -> None:
+    done(number, 0)
+
+
+def beg(number: int, request: GenerateRequest, _argument: str) -> None:
+    """Asks for capabilities without end, and reads no answer: the reader thread is made to hang."""
+    _deaf.set()
+    body = CapabilityRequest(name="net.fetch", scope="example.org").to_plain()
+    while True:
+        say({"ev": "capability", "n": 1, "body": body})
+
+
+def chatter(number: int, request: GenerateRequest, _argument: str) -> None:
+    for line in range(1000):
+        say({"ev": "log", "level": "warning", "text": f"line {line}"})
+    count(number, request, "")
 
 
 def ask_capability(number: int, request: GenerateRequest, _argument: str) -> None:
@@ -155,8 +192,14 @@ _GENERATIONS = {
     "crash": crash,
     "unfinished": unfinished,
     "raw": raw,
+    "orphan": orphan,
     "too-long": too_long,
     "stranger": stranger,
+    "twice": twice,
+    "early": early,
+    "unbegun": unbegun,
+    "beg": beg,
+    "chatter": chatter,
     "capability": ask_capability,
 }
 
@@ -169,7 +212,7 @@ def generate(number: int, request: GenerateRequest) -> None:
                 Path(argument).touch()
             die(signal.SIGKILL)
         name = "count"
-    if name != "too-long":
+    if name not in ("too-long", "early", "unbegun"):
         started(number)
     _GENERATIONS[name](number, request, argument)
 
@@ -186,7 +229,7 @@ def load(spec: dict[str, Any]) -> None:
         case "garbage":
             write(b"Traceback (most recent call last):")
         case _:
-            info = {"n_ctx": spec["n_ctx"], "slots": spec["slots"], "prefill_rate": 100.0, "decode_rate": 50.0}
+            info = {"n_ctx": spec["n_ctx"], "slots": spec["slots"], "prefill_rate": 10_000.0, "decode_rate": 50.0}
             say({"ev": "ready", "info": info | {"build": "fake", "n_vocab": 1000}})
 
 
@@ -195,10 +238,14 @@ def serve(frame: dict[str, Any]) -> None:
         case "load":
             load(frame["spec"])
         case "ping":
-            say({"ev": "pong", "n": frame["n"], "active": 0, "queued": 0, "prefill_rate": 100.0, "decode_rate": 50.0,
+            say({"ev": "pong", "n": frame["n"], "active": 0, "queued": 0, "prefill_rate": 10_000.0, "decode_rate": 50.0,
                  "rss": 1_000_000})  # fmt: skip
         case "generate":
             generate(frame["id"], GenerateRequest.model_validate(frame["request"]))
+        case "classify" if frame["request"]["instruction"] == "step":
+            step(frame["id"], 0)
+        case "classify" if frame["request"]["instruction"] == "started":
+            started(frame["id"])
         case "classify":
             body = ClassifyResult(label="a", probabilities=(0.75, 0.25), margin=0.5, raw_logprobs=(-1.0, -2.0))
             say({"ev": "result", "id": frame["id"], "body": body.to_plain()})

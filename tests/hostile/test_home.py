@@ -18,7 +18,7 @@ from gnusnode.config import runfile
 from gnusnode.config.lock import HomeLock
 from gnusnode.config.paths import SOCKET_PATH_LIMIT, Home
 from gnusnode.config.runfile import RunInfo
-from gnusnode.errors import AlreadyRunning, DataError, DiskFull
+from gnusnode.errors import AlreadyRunning, ConfigError, DataError, DiskFull
 from gnusnode.identity import NodeIdentity
 
 REPOSITORY = Path(__file__).parents[2]
@@ -111,6 +111,10 @@ class TestNames:
         assert run(HOME=str(tmp_path), XDG_DATA_HOME=str(tmp_path / "data")).returncode == 0
         assert (tmp_path / "data" / "gnusnode" / "key").exists()
 
+    def test_the_home_of_nobody_is_refused(self) -> None:
+        with pytest.raises(ConfigError, match="no such user"):
+            Home.locate("~no-such-user-here/node")
+
     def test_a_relative_home_does_not_move_with_the_working_directory(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -142,6 +146,12 @@ class TestAccess:
         root.chmod(0o775)
         Home(root).ensure()
         assert mode(root) == 0o700
+
+    def test_a_home_may_be_a_link_to_a_directory(self, tmp_path: Path) -> None:
+        (tmp_path / "disk").mkdir(mode=0o755)
+        (tmp_path / "home").symlink_to("disk")
+        Home(tmp_path / "home").ensure()
+        assert mode(tmp_path / "disk") == 0o700
 
     def test_a_home_in_which_others_can_write_is_refused(self, tmp_path: Path) -> None:
         home = Home(tmp_path / "home")

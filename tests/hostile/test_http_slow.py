@@ -42,9 +42,7 @@ async def test_a_head_that_trickles_in_is_hung_up_on(node: ScriptedNode) -> None
             async with await dial(bound) as stream:
                 await stream.send_all(b"GET /healthz HTTP/1.1\r\n")
                 with pytest.raises(trio.BrokenResourceError):
-                    while True:
-                        await stream.send_all(b"X: 1\r\n")
-                        await trio.sleep(0.02)
+                    await _trickle(stream)
 
 
 async def test_an_idle_connection_is_closed_after_a_while(node: ScriptedNode) -> None:
@@ -130,12 +128,11 @@ async def test_a_stopping_node_ends_an_open_stream_with_an_error_event(node: Scr
 async def test_a_stopping_node_does_not_wait_for_a_stuck_reader(node: ScriptedNode) -> None:
     node.script = Script(pieces=("x" * 100_000,), endless=True)
     with trio.fail_after(20):
-        async with serving(node, grace_seconds=0.3, stalled_write_seconds=600) as bound:
-            async with await dial(bound) as stream:
-                await stream.send_all(ASK_STREAM)
-                await node.begun(50)
-                node.stopping.set()
-                await node.settled()
+        async with serving(node, grace_seconds=0.3, stalled_write_seconds=600) as bound, await dial(bound) as stream:
+            await stream.send_all(ASK_STREAM)
+            await node.begun(50)
+            node.stopping.set()
+            await node.settled()
 
 
 async def test_a_stopping_node_refuses_a_whole_answer_with_503(node: ScriptedNode) -> None:
@@ -189,6 +186,12 @@ async def test_hundreds_of_connections_that_come_and_go_leave_nothing_behind(nod
             async with httpx2.AsyncClient(base_url=bound.url) as other:
                 text = (await other.get("/metrics")).text
     assert "gnusnode_http_connections 1.0" in text
+
+
+async def _trickle(stream: trio.SocketStream) -> None:
+    while True:
+        await stream.send_all(b"X: 1\r\n")
+        await trio.sleep(0.02)
 
 
 async def _come_and_go(bound: object) -> None:

@@ -49,8 +49,7 @@ async def _use(home: Path) -> str:
         async with open_store(home) as store:
             for table in (PLANS, AUDIT):
                 store.scan(table, limit=10 * ENTRIES)
-            for number in range(20):
-                await store.put(PLANS, b"new %d" % number, os.urandom(900))
+            await store.write(lambda txn: [txn.put(PLANS, b"new %d" % n, os.urandom(900)) for n in range(20)])
             await store.write(lambda txn: [txn.delete(PLANS, u64(n)) for n in range(60, ENTRIES, 3)])
     except GnusError as error:
         told = "told" if error.exit_code == 6 and error.hint and error.where else "not told what to do"

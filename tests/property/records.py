@@ -12,6 +12,7 @@ from enum import Enum
 from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin
 
 from annotated_types import Ge, GroupedMetadata, Gt, Le, Lt, MaxLen, MinLen
+from hypothesis import Phase, find, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel, StringConstraints
 
@@ -37,6 +38,18 @@ _EXPIRES: Final = ("expires_at_ms", "not_after")
 def records(cls: type[Record]) -> st.SearchStrategy[Any]:
     """Instances of ``cls``; signed by ``ME`` where it is a signed record."""
     return _instances(cls)
+
+
+_FIRST: Final = settings(max_examples=1, database=None, phases=[Phase.generate])
+
+
+def example(cls: type[SignedRecord], **fields: Any) -> Any:
+    """Some record of ``cls`` by ``ME``, with ``fields`` and signed again."""
+    drawn = find(records(cls), lambda _: True, settings=_FIRST)
+    if not fields:
+        return drawn
+    plain = {name: getattr(drawn, name) for name in cls.model_fields if name != cls.signature_field}
+    return cls.signed(ME, **{**plain, **fields})
 
 
 @st.composite

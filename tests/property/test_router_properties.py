@@ -64,7 +64,7 @@ policies = st.builds(
         min_reputation=st.floats(0, 1),
     ),
     step_by_step=st.booleans(),
-    allowed_models=st.none() | st.lists(st.sampled_from(["core", "coder", "lawyer"]), unique=True).map(tuple),
+    allowed_models=st.none() | st.lists(st.sampled_from(["coder", "lawyer"]), unique=True).map(lambda m: ("core", *m)),
 )
 cards = st.lists(
     st.one_of(
@@ -79,7 +79,7 @@ cards = st.lists(
         ),
     ),
     max_size=6,
-)
+).map(lambda others: [card("core"), *others])
 
 
 @st.composite
@@ -88,7 +88,7 @@ def requests(draw: st.DrawFn) -> TaskRequest:
     text = draw(texts.filter(bool))
     return task(
         messages=[Message(role="user", content=text.encode("utf-8", "replace").decode())],
-        model=draw(st.sampled_from(["gnus", "gnus-auto", "core", "coder"])),
+        model=draw(st.sampled_from(["gnus", "gnus", "gnus-auto", "core", "coder"])),
         policy=draw(policies),
         max_tokens=draw(st.integers(1, 5_000)),
         choices=draw(st.integers(1, 8)),

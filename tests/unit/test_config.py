@@ -119,7 +119,7 @@ class TestValues:
 
     @pytest.mark.parametrize("address", ["0.0.0.0:80", "[::]:80", "192.0.2.1:80", "node.example:80"])
     def test_an_address_that_others_reach_asks_for_tls(self, home: Home, address: str) -> None:
-        with pytest.raises(ConfigError, match="give tls_cert and tls_key"):
+        with pytest.raises(ConfigError, match="give tls_cert, or listen on 127"):
             loaded(home, api__listen=address)
         loaded(home, api__listen=address, api__tls_cert="/c.pem", api__tls_key="/k.pem")
 
@@ -147,8 +147,12 @@ REFUSED = [
     ("port", "[api]\nlisten = '127.0.0.1:65536'", 2, "is not HOST:PORT"),
     ("bare IPv6", "[api]\nlisten = '::1:80'", 2, "in brackets"),
     ("relative path", "[models]\npath = 'here'", 2, "'here' is relative"),
+    ("nobody's home", "[models]\npath = '~no-such-user-here/x'", 2, "there is no such user"),
+    ("null in a path", '[models]\npath = "/a\\u0000b"', 2, "null character"),
+    ("URL with a wrong port", "[models]\nhub = 'http://h:99999'", 2, "ort"),
+    ("URL of another kind", "[models]\nhub = 'file:///etc'", 2, "is not an http or https URL"),
     ("multiaddr", "[net]\npeers = ['10.0.0.1:4001']", 2, "is not a multiaddr"),
-    ("half of TLS", "[api]\ntls_cert = '/c.pem'", 2, "give both tls_cert and tls_key"),
+    ("half of TLS", "[api]\ntls_key = '/k.pem'", 2, "give tls_cert too"),
     ("URL with a secret", "[models]\nhub = 'https://me:pass@hub'", 2, "must not carry a user, a password"),
     ("syntax", "[api]\nlisten = ", 2, "not valid TOML"),
     ("open string", '[api]\nlisten = "x', 2, "not valid TOML"),
@@ -273,6 +277,23 @@ class TestSetValue:
         }
         assert [path.name for path in home.root.iterdir()] == ["gnusnode.toml"]
 
+    def test_options_that_need_each_other_are_set_one_after_the_other(self, home: Home) -> None:
+        for key, value in (("tls_cert", "/c.pem"), ("tls_key", "/k.pem"), ("listen", "0.0.0.0:443")):
+            set_value(home.config, f"api.{key}", value)
+        assert loaded(home).settings.api.listen == "0.0.0.0:443"
+
+    def test_every_way_to_write_a_table_can_be_changed(self, home: Home) -> None:
+        server = '[{"name": "a", "url": "http://x/v1", "model": "m"}]'
+        for text in ("", "api.max_connections = 1\n", "api = { max_connections = 1 } # in one line\n"):
+            home.config.write_text(text)
+            set_value(home.config, "api.max_connections", "2")
+            set_value(home.config, "inference.remote", server)
+            set_value(home.config, "inference.remote", server.replace("/x/", "/y/"))
+            set_value(home.config, "inference.slots", "3")
+            settings = loaded(home).settings
+            assert (settings.api.max_connections, settings.inference.slots) == (2, 3)
+            assert settings.inference.remote[0].url == "http://y/v1"
+
     def test_a_file_is_made_where_there_is_none(self, home: Home) -> None:
         set_value(home.config, "profile", "lan")
         set_value(home.config, "inference.gpu", "auto")
@@ -285,7 +306,10 @@ class TestSetValue:
             ("api", "x", "unknown key api"),
             ("api.listen", "x", "is not HOST:PORT"),
             ("api.max_connections", "-1", "greater than or equal to 1"),
-            ("api.tls_cert", "/c.pem", "give both"),
+            ("api.tls_key", "/k.pem", "give tls_cert too"),
+            ("api.listen", "0.0.0.0:80", "give tls_cert"),
+            ("inference.gpu", "x", "inference.gpu: "),
+            ("inference.remote", '[{"name": "a"}]', "inference.remote: 0.url: Field required"),
             ("node.roles", "[core", "node.roles"),
         ],
     )

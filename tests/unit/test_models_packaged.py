@@ -87,7 +87,7 @@ async def test_a_model_of_an_installed_package_is_found_without_importing_it(
     assert "tinymodel" not in sys.modules
 
 
-async def test_another_version_of_the_package_does_not_count(wheel: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_version_of_the_package_does_not_count(wheel: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     installed(wheel, monkeypatch)
     assert wheels.installed_file(SOURCE) is not None
     assert wheels.installed_file(PackageSource("tinymodel", "1.1", SOURCE.member)) is None

@@ -85,7 +85,7 @@ class TestEvents:
         for field in ("prompt", "text", "tool_output", "user_message", "body"):
             with pytest.raises(AssertionError, match="would carry content"):
                 type("Leaky", (Event,), {"name": f"leaky.{field}", "__annotations__": {field: str}})
-            assert f"leaky.{field}" not in EVENTS or EVENTS.pop(f"leaky.{field}") is None
+            assert f"leaky.{field}" not in EVENTS
 
     def test_a_name_is_given_once(self) -> None:
         with pytest.raises(AssertionError, match=r"two events are named node\.stopping"):
@@ -214,7 +214,6 @@ class TestStages:
         clock = iter(readings).__next__
         return observer, StageTimer(REQUEST, observer.metrics, observer.bus, clock=clock), seen
 
-    @pytest.mark.requirement("G-TGT-2")
     def test_one_measurement_reaches_record_histogram_and_event(self) -> None:
         observer, timer, seen = self.timer(10.0, 10.25)
         with timer.stage(Stage.ROUTING):

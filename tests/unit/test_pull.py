@@ -484,6 +484,19 @@ async def test_a_pinned_file_that_is_here_is_not_fetched_again(store: ModelStore
     assert [model.name for model in await store.list()] == ["second", "tiny-model"]
 
 
+async def test_an_unpinned_address_is_fetched_again_only_when_asked(store: ModelStore) -> None:
+    contents = [DATA, tiny_gguf(b"\x07")]
+
+    def answer(_: httpx2.Request) -> httpx2.Response:
+        return httpx2.Response(200, stream=httpx2.ByteStream(contents.pop(0)))
+
+    async with httpx2.AsyncClient(transport=httpx2.MockTransport(answer)) as client:
+        url = "https://host.example/tiny.gguf"
+        first = await pull(url, store, client, settings=limits())
+        assert await pull(url, store, client, settings=limits()) == first
+        assert (await pull(url, store, client, settings=limits(), replace=True)).sha256 != first.sha256
+
+
 async def test_a_damaged_file_is_replaced_by_pulling_it_again(store: ModelStore, client: httpx2.AsyncClient) -> None:
     async with serve(FileServer(DATA)) as server:
         await pulled(server, store, client)

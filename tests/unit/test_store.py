@@ -18,6 +18,7 @@ from gnusnode.store.check import check_data_file
 from gnusnode.store.tables import META, OUTPUTS, PLANS
 
 ROOT = Path(gnusnode.__file__).parents[1]
+DOCUMENT = (ROOT / "docs" / "store.md").read_text(encoding="utf-8")
 
 
 @pytest.fixture
@@ -297,6 +298,7 @@ def test_every_table_is_described_and_named_once() -> None:
         assert table.key
         assert table.value
         assert table.writer
+        assert f"| `{table.name}` |" in DOCUMENT
 
 
 async def test_a_sound_store_passes_the_whole_check(home: Path) -> None:

@@ -194,7 +194,4 @@ class GenerationEngine:
             score(CONTENT_FREE, calibrated)
 
     def _label_prompt(self, request: ClassifyRequest, text: str) -> list[int]:
-        # The instruction is tokenised alone, so that all texts under it share its cells.
-        parts = (request.instruction, text, request.suffix)
-        ids = [token for part in parts for token in self._prompts.untrusted(part)]
-        return self._prompts.with_bos(ids)
+        return self._prompts.with_bos(self._prompts.untrusted(request.instruction + text + request.suffix))

@@ -76,7 +76,7 @@ class Script:
 @dataclass
 class ScriptedNode:
     script: Script = field(default_factory=Script)
-    ready: Readiness = Readiness(True)
+    ready: Readiness = field(default_factory=lambda: Readiness(True))
     tasks: list[TaskRequest] = field(default_factory=list)
     embeds: list[tuple[str, EmbedRequest]] = field(default_factory=list)
     embed_error: GnusError | None = None
@@ -248,6 +248,18 @@ class ScriptedNode:
     def verify(self, record: SignedRecord) -> Outcome:
         return Outcome.OK if record.signature_is_valid() else Outcome.BAD_SIGNATURE
 
+    async def audit_events(self, first: int | None, count: int) -> list[Any]:
+        await trio.lowlevel.checkpoint()
+        return [_Event(number) for number in range(first or 0, 3)][:count]
+
+    async def audit_head(self) -> dict[str, Any]:
+        await trio.lowlevel.checkpoint()
+        return {"length": 3}
+
+    async def audit_report(self) -> dict[str, Any]:
+        await trio.lowlevel.checkpoint()
+        return {"checked": 3, "length": 3, "broken": None}
+
     def request_stop(self) -> None:
         self.stop_requests += 1
         self.stopping.set()
@@ -255,6 +267,16 @@ class ScriptedNode:
     async def bugreport(self) -> dict[str, Any]:
         await trio.lowlevel.checkpoint()
         return {"version": "test"}
+
+
+@dataclass
+class _Event:
+    """Stands in for an audit event, of which the API knows only the plain form."""
+
+    number: int
+
+    def to_plain(self) -> dict[str, Any]:
+        return {"number": self.number}
 
 
 def obeying(script: Script, request: TaskRequest) -> Script:

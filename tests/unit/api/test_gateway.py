@@ -177,6 +177,7 @@ async def test_loopback_can_be_closed(node: ScriptedNode) -> None:
     assert answer.headers["www-authenticate"].startswith("Bearer")
 
 
+@pytest.mark.requirement("G-ROLE-2")
 async def test_once_a_key_exists_everyone_needs_one(node: ScriptedNode) -> None:
     keys = MemoryKeyStore()
     token = make_key(keys)
@@ -240,6 +241,7 @@ async def test_every_route_has_an_access_rule(node: ScriptedNode) -> None:
     assert [path for path in paths if needed_scopes(path) is None] == []
 
 
+@pytest.mark.requirement("G-ROLE-2")
 async def test_a_key_beyond_its_rate_gets_429_with_the_headers_of_its_limits(node: ScriptedNode) -> None:
     keys = MemoryKeyStore()
     async with client_of(node, keys, token=make_key(keys, requests_per_minute=1)) as client:

@@ -108,14 +108,16 @@ async def test_with_a_key_and_tls_the_network_is_served(
     token = make_key(keys)
     trust = ssl.create_default_context()
     authority.configure_trust(trust)
-    async with serving(node, keys, host="0.0.0.0", **tls(authority, tmp_path)) as bound:
-        async with httpx2.AsyncClient(verify=trust, base_url=f"https://localhost:{bound.tcp[0][1]}") as client:
-            assert bound.secure
-            assert (await client.get("/v1/models")).status_code == 401
-            headers = {"authorization": f"Bearer {token}"}
-            answer = await client.post("/v1/chat/completions", json=CHAT, headers=headers)
-            assert answer.json()["choices"][0]["message"]["content"] == "Hello, world"
-            assert answer.http_version == "HTTP/1.1"
+    headers = {"authorization": f"Bearer {token}"}
+    async with (
+        serving(node, keys, host="0.0.0.0", **tls(authority, tmp_path)) as bound,
+        httpx2.AsyncClient(verify=trust, base_url=f"https://localhost:{bound.tcp[0][1]}") as client,
+    ):
+        assert bound.secure
+        assert (await client.get("/v1/models")).status_code == 401
+        answer = await client.post("/v1/chat/completions", json=CHAT, headers=headers)
+    assert answer.json()["choices"][0]["message"]["content"] == "Hello, world"
+    assert answer.http_version == "HTTP/1.1"
 
 
 @pytest.mark.parametrize("damage", ["missing", "no-pem", "other-key"])
@@ -267,6 +269,7 @@ async def test_a_protocol_switch_is_ignored_and_the_request_answered(node: Scrip
         assert b"HTTP/1.1 200" in await read_until(stream, b'{"status":"ok"}')
 
 
+@pytest.mark.requirement("G-ROLE-2")
 async def test_events_of_the_node_arrive_with_ids_and_can_be_resumed(node: ScriptedNode) -> None:
     async with serving(node) as bound, await dial(bound) as stream:
         await stream.send_all(raw_request("GET", "/gnus/v1/events"))
