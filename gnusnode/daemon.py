@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
@@ -32,6 +33,7 @@ from gnusnode.identity import NodeIdentity, rotations
 from gnusnode.net.local import LocalRpc
 from gnusnode.node import Node
 from gnusnode.observe import events, notify
+from gnusnode.observe.health import DISK_LOW
 from gnusnode.observe.lag import every, watch_loop_lag
 from gnusnode.observe.logs import log_event
 from gnusnode.observe.observer import Observer
@@ -48,6 +50,8 @@ from roles.router.service import Router, RouterOptions
 from roles.supervisor import Supervisor
 from roles.table import Role, RoleName, ServingRole
 
+LOW_DISK_BYTES = 512 * 2**20
+DISK_INTERVAL = 60.0
 CLOSE_SECONDS = 3.0
 """How long writing down the end may take."""
 
@@ -95,13 +99,18 @@ async def open_node(home: Home, loaded: Loaded, *, stop: trio.Event) -> AsyncGen
         runfile.remove(home)  # of a predecessor that was killed
         identity = NodeIdentity.load_or_create(home.key)
         observer = Observer.create(log_event)
-        async with open_store(home.data, map_size=settings.store.map_bytes) as store:
+        metrics = observer.metrics
+        async with open_store(
+            home.data, map_size=settings.store.map_bytes, committed=metrics.store_commit_seconds.observe
+        ) as store:
+            metrics.store_bytes.set_function(lambda: float(store.info().file_bytes))
             audit = await open_audit(store, identity, rotations=rotations(home.key))
             auditor = Auditor(audit, observer.bus, observer.health, observer.metrics)
-            rpc = LocalRpc(identity.peer_id)
+            rpc = LocalRpc(identity.peer_id, buffer_bytes=settings.limits.stream_buffer_bytes)
             roster = Roster.solo(identity.peer_id)
             context = role_context(identity, roster, observer)
             async with open_hosting(home, settings, identity.peer_id, observer) as hosting:
+                metrics.engines.follow(lambda: [card.engine for card in hosting.cards()])
                 roles = Supervisor(await build_roles(settings, context, rpc, hosting, store), observer.bus)
                 node = Node(home, loaded, context, roster, observer, store, audit, rpc, roles, hosting, stop)
                 try:
@@ -109,6 +118,7 @@ async def open_node(home: Home, loaded: Loaded, *, stop: trio.Event) -> AsyncGen
                         await nursery.start(roles.run)
                         nursery.start_soon(auditor.run)
                         nursery.start_soon(_watch_loop, observer, settings)
+                        nursery.start_soon(_watch_disk, observer, home)
                         nursery.start_soon(hosting.load)
                         yield node
                         nursery.cancel_scope.cancel()
@@ -189,6 +199,14 @@ async def _watch_loop(observer: Observer, settings: Settings) -> None:
     seconds = notify.watchdog_seconds()
     beat = every(seconds, partial(notify.notify, "WATCHDOG=1")) if seconds else None
     await watch_loop_lag(observer.metrics, observer.health, warning_ms=settings.observe.lag_warning_ms, beat=beat)
+
+
+async def _watch_disk(observer: Observer, home: Home) -> None:
+    """Warns before the disk is full: what cannot be written any more cannot be told any more."""
+    while True:
+        free = (await trio.to_thread.run_sync(shutil.disk_usage, home.root)).free
+        observer.health.update(DISK_LOW, free < LOW_DISK_BYTES, f"{free // 2**20} MiB free", about=str(home.root))
+        await trio.sleep(DISK_INTERVAL)
 
 
 def _swarm_of_one(rpc: LocalRpc, context: RoleContext) -> Swarm:

@@ -109,7 +109,10 @@ class Hosting:
         model = await self._store.resolve(name)
         self._host(model, pinned=default)
         role = ExpertRole.SEMANTIC_CORE
-        self._core_experts.append(Expert(model.manifest.name, model.manifest.sha256, role, model.manifest.name))
+        defaults = model.manifest.traits.defaults
+        self._core_experts.append(
+            Expert(model.manifest.name, model.manifest.sha256, role, model.manifest.name, defaults=defaults)
+        )
 
     async def _load_embedding(self, name: str) -> None:
         if name == AUTO:
@@ -137,6 +140,7 @@ class Hosting:
                     one.model_name,
                     one.manifest.domains,
                     one.capabilities,
+                    one.manifest.defaults,
                 )
             )
         if found.problems:

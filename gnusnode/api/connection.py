@@ -121,6 +121,7 @@ def protocol_config(options: ApiOptions) -> Config:
     config.h11_max_incomplete_size = 32 * 1024
     config.errorlog = log
     config.accesslog = None
+    config.keep_alive_max_requests = 2**31
     config.keep_alive_timeout = options.keep_alive_seconds
     return config
 

@@ -30,7 +30,7 @@ def pack(
     directory: Annotated[Path, typer.Argument(help="Holds elm.toml and, if wanted, template.jinja.")],
     model: Annotated[str, typer.Option("--model", "-m", help="Name of its model in this home.")],
     out: Annotated[Path, typer.Option("--out", help="Folder for the .elm file.")] = Path(),
-    reference: Annotated[bool, typer.Option("--reference", help="Name the model by its hash only.")] = False,
+    embed: Annotated[bool, typer.Option("--embed", help="Put the model in; else it is named by its hash.")] = False,
     home: HomeOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -47,7 +47,7 @@ def pack(
 
         async def work() -> Path:
             loadable = await store.resolve(model)
-            return await elm.pack(spec, loadable, out, signer, embed=not reference, now_ms=_now_ms(), progress=progress)
+            return await elm.pack(spec, loadable, out, signer, embed=embed, now_ms=_now_ms(), progress=progress)
 
         file = trio.run(work)
     answer = {"file": str(file), "expert_id": spec.expert_id, "version": spec.version, "signer": signer.peer_id}

@@ -54,15 +54,17 @@ def start(
     flags: dict[str, Any] = {
         "node.roles": roles,
         "api.listen": api,
-        "net.listen": listen,
-        "net.peers": peer,
+        "net.listen": listen or None,
+        "net.peers": peer or None,
         "net.mdns": False if no_mdns else None,
         "net.dht": False if no_dht else None,
         "models.default": "none" if no_model else model,
+        "models.load": [] if no_model else None,
+        "models.embedding": "none" if no_model else None,
         "observe.log_format": log_format,
         "observe.log_level": log_level,
     }
-    code = run_node(home_of(home), profile, {key: value for key, value in flags.items() if value not in (None, [])})
+    code = run_node(home_of(home), profile, {key: value for key, value in flags.items() if value is not None})
     raise typer.Exit(code)
 
 

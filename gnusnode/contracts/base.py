@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cached_property
 from typing import Any, ClassVar, Self
 
@@ -31,6 +32,13 @@ class Record(BaseModel):
     def to_bytes(self) -> bytes:
         """The one encoding of this record, signature included."""
         return canonical.encode(self.to_plain())
+
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+        """A copy; with ``update`` it has a digest and an address of its own."""
+        copy = super().model_copy(update=update, deep=deep)
+        for name in ("digest", "cid"):
+            vars(copy).pop(name, None)  # cached by the original
+        return copy
 
     @cached_property
     def digest(self) -> str:

@@ -33,6 +33,10 @@ from gnusnode.contracts.tools import ToolProposal
 MAX_CHOICES: Final = 8
 
 
+OpenSampling = Annotated[tuple[Name, ...], Field(max_length=8)]
+"""Fields of ``generation.sampling`` that the client left open: the model's own defaults go before what stands there."""
+
+
 class ToolSpec(Record):
     """A function that the client offers: the expert may propose calls to it and never runs it."""
 
@@ -58,6 +62,7 @@ class TaskRequest(Record):
     tool_choice: Annotated[str, StringConstraints(max_length=64)] = "auto"
     """``auto``, ``none``, ``required`` or the name of one tool."""
     policy: PolicyEnvelope
+    open_sampling: OpenSampling = ()
 
 
 class PlanMade(Record):
@@ -131,6 +136,7 @@ class DraftRequest(Record):
     choices: Annotated[int, Field(ge=1, le=MAX_CHOICES)] = 1
     tools: tuple[ToolSpec, ...] = ()
     tool_choice: str = "auto"
+    open_sampling: OpenSampling = ()
 
 
 DraftEvent = Annotated[ChoiceDelta | ChoiceDone, Field(discriminator="kind")]

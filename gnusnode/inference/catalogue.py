@@ -12,7 +12,7 @@ from gnusnode.config.resources import configs_dir
 from gnusnode.contracts.base import describe
 from gnusnode.contracts.ids import Sha256
 from gnusnode.errors import ConfigError
-from gnusnode.inference.modelrecord import ModelName, Traits
+from gnusnode.inference.modelrecord import GenerationDefaults, ModelName, Traits
 
 
 class Entry(BaseModel):
@@ -33,6 +33,8 @@ class Entry(BaseModel):
     conversion: Literal["minilm"] | None = None
     """How the GGUF file is made of what the package ships; None: it ships the file itself."""
     determinism: Literal["A", "B", "C"] = "C"
+    defaults: GenerationDefaults = GenerationDefaults()
+    """Sampling where a request leaves it open."""
 
     @model_validator(mode="after")
     def _packages_are_pinned(self) -> Entry:
@@ -42,7 +44,7 @@ class Entry(BaseModel):
 
     @property
     def traits(self) -> Traits:
-        return Traits(determinism=self.determinism)
+        return Traits(determinism=self.determinism, defaults=self.defaults)
 
 
 class Catalogue(BaseModel):

@@ -9,9 +9,9 @@ frame, so that a step costs one write however many streams it serves.
     {op: generate, id, request}                      {ev: started,  id, body: Started}
     {op: classify, id, request}                      {ev: step,     deltas: [[id, Delta], ...]}
     {op: score,    id, request}                      {ev: done,     id, body: Done}
-    {op: embed,    id, request}                      {ev: result,   id, body: ClassifyResult | ScoreResult | EmbedResult}
+    {op: embed,    id, request}                      {ev: result, id, body: ClassifyResult | ScoreResult | EmbedResult}
     {op: cancel,   id}                               {ev: error,    id or None, error: GnusError.to_wire()}
-    {op: ping,     n}                                {ev: pong,     n, active, queued, prefill_rate, decode_rate, rss}
+    {op: ping,     n}                                {ev: pong, n, active, queued, prefill_rate, decode_rate, rss}
     {op: verdict,  n, body: CapabilityVerdict}       {ev: capability, n, body: CapabilityRequest}
     {op: quit}                                       {ev: log,      level, text}
 
@@ -57,6 +57,8 @@ class ChildSpec(Record):
     check_tensors: bool = True
     flash_attention: bool = True
     """Throughput profile only. Without it every stream pays for the cells of all others and of the kept prefixes."""
+    max_memory: int = 0
+    """Bytes of resident memory beyond which the parent ends the child; 0: no bound."""
 
 
 class FrameError(ValueError):

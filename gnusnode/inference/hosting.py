@@ -18,6 +18,9 @@ from gnusnode.inference.gguf import GgufHeader
 from gnusnode.inference.layers import Placement, place
 
 _RETRY_AFTER: Final = 5.0
+_SLACK_SHARE: Final = 2
+_SLACK: Final = 1024 * 1024 * 1024
+"""A child that holds twice the plan and a gigabyte more leaks."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +55,7 @@ class HostedModel:
         """Tokens of context that the profile allocates."""
         return self.n_ctx * (self.slots if profile is ContextProfile.CANONICAL else 1)
 
-    def spec(self, profile: ContextProfile, gpu_layers: int) -> ChildSpec:
+    def spec(self, profile: ContextProfile, placement: Placement) -> ChildSpec:
         return ChildSpec(
             model_path=self.path,
             model_name=self.name,
@@ -64,8 +67,10 @@ class HostedModel:
             batch=self.batch,
             prefill_per_step=self.prefill_per_step,
             threads=self.threads,
-            gpu_layers=gpu_layers,
+            gpu_layers=placement.gpu_layers,
             template=self.template,
+            # While layers move to a GPU, the pages of the whole file count as resident.
+            max_memory=_SLACK_SHARE * placement.ram_bytes + self.header.tensor_bytes + _SLACK,
         )
 
 

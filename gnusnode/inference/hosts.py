@@ -109,12 +109,11 @@ class Hosts:
             steps: list[int] | None = None
             while True:
                 placement = hosting.placement = await self._make_room(hosting, at_most)
-                layers = placement.gpu_layers
                 try:
-                    await self._run(hosting, layers)
+                    await self._run(hosting, placement)
                     return
                 except GnusError as error:
-                    steps = list(step_down(layers)) if steps is None else steps
+                    steps = list(step_down(placement.gpu_layers)) if steps is None else steps
                     if hosting.settled.is_set() or not steps:
                         raise
                     at_most = steps.pop(0)
@@ -131,8 +130,8 @@ class Hosts:
             hosting.settled.set()
             hosting.gone.set()
 
-    async def _run(self, hosting: Hosting, layers: int) -> None:
-        async with self._open_engine(hosting.model.spec(hosting.profile, layers)) as engine:
+    async def _run(self, hosting: Hosting, placement: Placement) -> None:
+        async with self._open_engine(hosting.model.spec(hosting.profile, placement)) as engine:
             self.loads += 1
             await self._calibrate(hosting, engine)
             hosting.engine = engine

@@ -162,8 +162,7 @@ class Supervisor:
                 self._spec.artifact_hash, self._dispatcher.suspects(), now=trio.current_time(), reason=death.reason
             )
         self._dispatcher.child_died(death.reason, self._crashes, rerun=not death.lied)
-        cause = "hang" if self._verdict else "crash"
-        self._notify("engine_died", {"model": self._spec.model_name, "reason": death.reason, "cause": cause})
+        self._notify("engine_died", {"model": self._spec.model_name, "reason": death.reason})
 
     async def _pause(self, reason: str, in_a_row: int) -> None:
         """Waits until the next child may start."""
@@ -291,13 +290,17 @@ class Supervisor:
         return max(self._limits.silent_after, _STEPS * step)
 
     async def _watch(self, child: ChildProcess) -> None:
-        """Pings, lets deadlines pass, and kills a child that hangs or does not obey."""
+        """Pings, lets deadlines pass, and kills a child that hangs, grows or does not obey."""
         for number in count():
             await trio.sleep(self._limits.ping_every)
             now, bound = trio.current_time(), self._patience()
             self._logs_left = _LOGS_PER_PING
             disobeyed_since = self._dispatcher.expire(now)
-            if now - self._heard > bound:
+            if 0 < self._spec.max_memory < self.rss_bytes:
+                self._verdict = (
+                    f"held {self.rss_bytes} bytes of memory, {self._spec.max_memory} at most, and was killed"
+                )
+            elif now - self._heard > bound:
                 self._verdict = f"was silent for {bound:.1f} s and was killed"
             elif disobeyed_since is not None and now - disobeyed_since > bound:
                 self._verdict = f"did not stop a cancelled job within {bound:.1f} s and was killed"

@@ -65,13 +65,6 @@ AUDIT_BROKEN: Final = Warnable(
     "The audit chain does not verify.",
     "Run `gnusnode audit verify` and keep a copy of the home before anything else.",
 )
-COLOCATION: Final = Warnable(
-    "colocation",
-    "info",
-    "Roles run together that should be apart on a swarm of many operators.",
-    "Name fewer roles in `node.roles`; for one person's node nothing needs to be done.",
-)
-
 WARNABLES: Final = (
     NO_MODEL,
     ENGINE_QUARANTINED,
@@ -80,7 +73,6 @@ WARNABLES: Final = (
     LOOP_LAG,
     DISK_LOW,
     AUDIT_BROKEN,
-    COLOCATION,
 )
 
 

@@ -122,12 +122,15 @@ class Store:
 
 
 @asynccontextmanager
-async def open_store(path: Path, *, map_size: int = DEFAULT_MAP) -> AsyncGenerator[Store]:
+async def open_store(
+    path: Path, *, map_size: int = DEFAULT_MAP, committed: Callable[[float], None] = lambda _seconds: None
+) -> AsyncGenerator[Store]:
     """Opens or creates the store in the directory ``path``; leaving the context writes what is queued and closes it.
 
     Args:
         map_size: bytes of the memory map to begin with. It is sparse, shrinks to what the process may map, and doubles
             when it is full.
+        committed: told the seconds of each group commit, in the writer's thread.
 
     Raises:
         AlreadyRunning: another process, or this one, has it open.
@@ -138,7 +141,7 @@ async def open_store(path: Path, *, map_size: int = DEFAULT_MAP) -> AsyncGenerat
         # Not cancellable, so that a half opened environment always has an owner.
         env, handles = await trio.to_thread.run_sync(open_environment, path, map_size, owned)
         gate = Gate()
-        writer = Writer(env, handles, gate, path)
+        writer = Writer(env, handles, gate, path, committed)
         writer.start()
         try:
             yield Store(path, env, handles, gate, writer)

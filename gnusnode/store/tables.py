@@ -33,18 +33,13 @@ class Table:
 
 
 META: Final = Table("meta", "name in ASCII", "schema version and other facts about the store itself", "store")
-PLANS: Final = Table("plans", "request id", "ExecutionPlan with state and reasons", "roles.router")
-OUTPUTS: Final = Table("outputs", "request id / index (u32)", "ExpertOutput", "roles.router")
-SESSIONS: Final = Table("sessions", "session id", "state of a client's session", "roles.ingress")
-API_KEYS: Final = Table("apikeys", "key id", "salted hash, scopes, limits of an API key", "gnusnode.api")
-MODELS: Final = Table(
-    "models", "sha256 digest", "an installed artifact: file, header facts, manifest", "gnusnode.inference"
-)
+PLANS: Final = Table("plans", "request id", "ExecutionPlan with state and reasons", "roles.ingress")
+OUTPUTS: Final = Table("outputs", "request id / index (u32)", "ExpertOutput", "roles.ingress")
 AUDIT: Final = Table("audit", "sequence number (u64)", "AuditEvent", "store.audit")
 AUDIT_HEADS: Final = Table("audit-heads", "``head``", "AuditHead: signed length and last digest", "store.audit")
 ROTATIONS: Final = Table("rotations", "PeerID of the new key", "KeyRotation", "store.audit")
 
-ALL: Final = (META, PLANS, OUTPUTS, SESSIONS, API_KEYS, MODELS, AUDIT, AUDIT_HEADS, ROTATIONS)
+ALL: Final = (META, PLANS, OUTPUTS, AUDIT, AUDIT_HEADS, ROTATIONS)
 
 _U64: Final = struct.Struct(">Q")
 

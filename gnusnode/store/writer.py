@@ -7,6 +7,7 @@ a commit from another one blocks every later writer for ever.
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
@@ -97,13 +98,17 @@ class Writer:
         env: open for writing, with ``handles`` of its tables.
         gate: shared with the readers of ``env``.
         where: directory of the store, for error texts.
+        committed: told the seconds of each commit, in the writer's thread; must be quick and not raise.
     """
 
-    def __init__(self, env: lmdb.Environment, handles: Handles, gate: Gate, where: Path) -> None:
+    def __init__(
+        self, env: lmdb.Environment, handles: Handles, gate: Gate, where: Path, committed: Callable[[float], None]
+    ) -> None:
         self._env = env
         self._handles = handles
         self._gate = gate
         self._where = where
+        self._committed = committed
         self._token = trio.lowlevel.current_trio_token()
         self._waiting: deque[_Job] = deque()
         self._changed = threading.Condition()
@@ -139,8 +144,10 @@ class Writer:
 
     def _main(self) -> None:
         while batch := self._next_batch():
+            began = time.perf_counter()
             try:
                 self._commit(batch)
+                self._committed(time.perf_counter() - began)
             except Exception as cause:  # noqa: BLE001 - a dead thread would leave every later writer waiting for ever
                 for job in batch:
                     job.error = self._fault(cause)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 from gnusnode.contracts.generation import ContextProfile, EngineInfo
 from gnusnode.contracts.plan import ExpertRole
 from gnusnode.contracts.services import ExpertCard
 from gnusnode.inference.engine import Engine
+from gnusnode.inference.modelrecord import GenerationDefaults
 
 ServiceName = Literal["core", "elm"]
 
@@ -22,6 +23,7 @@ class Expert:
         version: of its packaging; the artifact's hash where it has no other.
         model: the name under which ``Engines`` knows its model.
         capabilities: what its manifest declares.
+        defaults: its sampling where a request leaves it open.
     """
 
     expert_id: str
@@ -30,6 +32,7 @@ class Expert:
     model: str
     domains: tuple[str, ...] = ()
     capabilities: tuple[str, ...] = ()
+    defaults: GenerationDefaults = field(default_factory=GenerationDefaults)
 
 
 class Engines(Protocol):

@@ -12,11 +12,13 @@ from gnusnode.contracts.generation import (
     ContextProfile,
     EmbedResult,
     GenerateRequest,
+    Sampling,
     ScoreResult,
 )
 from gnusnode.contracts.services import DraftRequest, Empty, ExpertList, ModelCall
 from gnusnode.errors import GnusError, ModelNotFound, RequestError
 from gnusnode.inference.engine import Engine
+from gnusnode.inference.modelrecord import GenerationDefaults
 from gnusnode.net.rpc import CallContext, Service
 from roles.experts import tools
 from roles.experts.admit import Budget, admit
@@ -65,7 +67,7 @@ class ExpertService:
             now_ms=self._node.now_ms,
             plan=request.plan,
             plan_hash=request.plan.digest,
-            generation=_within(request.generation, budget, context),
+            generation=_within(_filled(request, expert.defaults), budget, context),
             offered=offered,
             must_call=request.tool_choice not in ("auto", "none"),
         )
@@ -128,6 +130,15 @@ async def _together(drafter: Drafter, choices: int, send: Send) -> None:
             nursery.start_soon(partial(one, index, nursery.cancel_scope), name=f"choice {index}")
     if failures:
         raise failures[0]
+
+
+def _filled(request: DraftRequest, defaults: GenerationDefaults) -> GenerateRequest:
+    """The request with the model's own sampling where the client left it open."""
+    generation = request.generation
+    own = {name: getattr(defaults, name, None) for name in request.open_sampling}
+    update = {name: value for name, value in own.items() if value is not None and name in Sampling.model_fields}
+    sampling = generation.sampling.model_copy(update=update)
+    return generation.model_copy(update={"sampling": sampling})
 
 
 def _within(request: GenerateRequest, budget: Budget, context: CallContext) -> GenerateRequest:

@@ -235,6 +235,7 @@ class Router:
             choices=request.choices,
             tools=request.tools,
             tool_choice=request.tool_choice,
+            open_sampling=request.open_sampling,
         )
         context = replace(context, plan_digest=attempt.plan.digest)
         begin = time.perf_counter()

@@ -55,7 +55,7 @@ class Node:
         while self.process.poll() is None:
             if run.exists():
                 with contextlib.suppress(OSError, ValueError, KeyError, http.client.HTTPException):
-                    port = int(json.loads(run.read_text())["api"][0].rsplit(":", 1)[1])
+                    port = int(json.loads(run.read_text())["api"].rsplit(":", 1)[1])
                     if get(port, "/readyz")[0] == 200:
                         return port
             time.sleep(0.01)
@@ -93,7 +93,7 @@ def get(port: int, path: str) -> tuple[int, bytes]:
 
 def stream(port: int, messages: list[dict[str, str]], tokens: int, **more: Any) -> dict[str, Any]:
     """One streamed chat: seconds to the first text, tokens per second after it, tokens, seconds in all."""
-    body = {"model": "default", "messages": messages, "max_tokens": tokens, "temperature": 0, "stream": True}
+    body = {"model": "gnus", "messages": messages, "max_tokens": tokens, "temperature": 0, "stream": True}
     body |= {"stream_options": {"include_usage": True}} | more
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=300)
     began = time.perf_counter()
@@ -274,7 +274,7 @@ def env_threads() -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     every = ["start", "help", "decode", "prefix", "parallel", "overhead"]
-    parser.add_argument("benches", nargs="*", choices=[*every, []], default=every)
+    parser.add_argument("benches", nargs="*", choices=every, default=every)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--rival")
     options = parser.parse_args()

@@ -81,7 +81,9 @@ def exchange(sock: socket.socket, request: bytes, end: bytes) -> bytes:
     sock.sendall(request)
     data = b""
     while end not in data[-200:]:
-        data += sock.recv(1 << 16)
+        part = sock.recv(1 << 16)
+        assert part, "the server hung up"
+        data += part
     return data
 
 

@@ -33,6 +33,7 @@ from gnusnode.inference.frames import Unpacker, pack
 _inbox: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
 _cancelled: set[int] = set()
 _deaf = threading.Event()
+_memory = {"rss": 1_000_000}
 
 
 def say(frame: dict[str, Any]) -> None:
@@ -167,6 +168,12 @@ def beg(number: int, request: GenerateRequest, _argument: str) -> None:
         say({"ev": "capability", "n": 1, "body": body})
 
 
+def grow(number: int, request: GenerateRequest, argument: str) -> None:
+    """Holds more memory from now on, or says so."""
+    _memory["rss"] = int(argument)
+    forever(number, request, "")
+
+
 def chatter(number: int, request: GenerateRequest, _argument: str) -> None:
     for line in range(1000):
         say({"ev": "log", "level": "warning", "text": f"line {line}"})
@@ -200,6 +207,7 @@ _GENERATIONS = {
     "unbegun": unbegun,
     "beg": beg,
     "chatter": chatter,
+    "grow": grow,
     "capability": ask_capability,
 }
 
@@ -239,7 +247,7 @@ def serve(frame: dict[str, Any]) -> None:
             load(frame["spec"])
         case "ping":
             say({"ev": "pong", "n": frame["n"], "active": 0, "queued": 0, "prefill_rate": 10_000.0, "decode_rate": 50.0,
-                 "rss": 1_000_000})  # fmt: skip
+                 "rss": _memory["rss"]})  # fmt: skip
         case "generate":
             generate(frame["id"], GenerateRequest.model_validate(frame["request"]))
         case "classify" if frame["request"]["instruction"] == "step":

@@ -39,6 +39,17 @@ def test_bytes_give_back_the_same_record_and_the_same_names(cls: type[Record], d
 @every_record
 @few
 @given(data=st.data())
+def test_a_changed_copy_has_names_of_its_own(cls: type[Record], data: st.DataObject) -> None:
+    record, other = data.draw(records(cls)), data.draw(records(cls))
+    assert record.digest
+    assert record.cid
+    copy = record.model_copy(update={name: getattr(other, name) for name in cls.model_fields})
+    assert (copy.digest, copy.cid) == (other.digest, other.cid)
+
+
+@every_record
+@few
+@given(data=st.data())
 def test_an_independent_writer_makes_the_same_bytes(cls: type[Record], data: st.DataObject) -> None:
     record = data.draw(records(cls))
     assert write(record.to_plain()) == record.to_bytes()
@@ -108,6 +119,18 @@ def test_no_other_spelling_is_a_record(cls: type[Record], data: st.DataObject) -
                 pytest.fail(f"{spelling}: {cls.from_bytes(spelled)!r}")
             if issubclass(cls, SignedRecord):
                 assert outcome_of(cls, spelled) in REFUSED, spelling
+
+
+@given(st.binary(max_size=40))
+def test_a_signature_has_one_spelling(payload: bytes) -> None:
+    """Base64 decoders ignore the last four bits of 64 bytes; a verifier must not."""
+    good = dsse.sign(ME, "kind", payload)
+    assert dsse.verify(ME.peer_id, "kind", payload, good)
+    last = good[-3]
+    for other in set("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/") - {last}:
+        assert not dsse.verify(ME.peer_id, "kind", payload, f"{good[:-3]}{other}==")
+    for spelling in (good.removeprefix("ed25519:"), good + "\n", good.rstrip("="), good.upper(), ""):
+        assert not dsse.verify(ME.peer_id, "kind", payload, spelling)
 
 
 @every_signed_record

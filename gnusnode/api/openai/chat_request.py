@@ -139,6 +139,7 @@ def to_task(chat: ChatRequest, info: RequestInfo, options: ApiOptions, *, n_ctx:
         tools=tools,
         tool_choice=_tool_choice(chat.tool_choice, tools),
         policy=policy,
+        open_sampling=chat.open_sampling,
     )
 
 

@@ -18,6 +18,7 @@ from gnusnode.contracts.policy import PolicyEnvelope, narrow
 from gnusnode.contracts.services import MAX_CHOICES, ChoiceDelta, ChoiceDone, PlanMade, TaskDone
 from gnusnode.errors import RequestError, UnsupportedField
 
+_SAMPLED: Final = ("temperature", "top_p", "top_k", "min_p", "frequency_penalty", "presence_penalty")
 _MAX_SEED: Final = 2**32 - 1
 
 
@@ -68,6 +69,11 @@ class SamplingFields(Wire):
     @property
     def include_usage(self) -> bool:
         return self.stream_options is not None and self.stream_options.include_usage
+
+    @property
+    def open_sampling(self) -> tuple[str, ...]:
+        """What of the sampling the client left open: a model's own defaults may fill it."""
+        return tuple(name for name in _SAMPLED if getattr(self, name) is None)
 
     def refuse_common(self) -> None:
         """Raises ``RequestError`` for what would change the meaning and is not supported."""

@@ -118,7 +118,12 @@ def _task(
         deadline_ms=deadline_ms,
     )
     return TaskRequest(
-        model=wanted.model, generation=generation, choices=wanted.choices, tool_choice="none", policy=policy
+        model=wanted.model,
+        generation=generation,
+        choices=wanted.choices,
+        tool_choice="none",
+        policy=policy,
+        open_sampling=wanted.open_sampling,
     )
 
 

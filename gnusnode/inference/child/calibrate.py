@@ -38,10 +38,11 @@ def choose_threads(context: Context, asked: int, cores: int) -> tuple[int, Speed
     """
     if asked:
         context.set_threads(asked, asked)
+        _warm_up(context)
         return asked, measure(context)
     threads = 1
     context.set_threads(1, 1)
-    measure(context)  # the first decode reads the weights from the disk
+    _warm_up(context)
     best = measure(context)
     for count in _ladder(cores):
         context.set_threads(count, count)
@@ -90,6 +91,13 @@ def batching_is_exact(context: Context) -> bool:
         rows.append(context.logits(row).tobytes())
     context.clear()
     return rows[0] == rows[1]
+
+
+def _warm_up(context: Context) -> None:
+    """The first decode reads the weights from the disk."""
+    batch = Batch(1)
+    batch.add(0, 0, 0)
+    _run(context, batch)
 
 
 def _run(context: Context, batch: Batch) -> None:

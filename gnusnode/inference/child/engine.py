@@ -44,19 +44,20 @@ class GenerationEngine:
         canonical = spec.profile is ContextProfile.CANONICAL
         shares = not canonical and model.forgets_partly
         # Besides the running jobs: as many kept prefixes, and the labels of a classification.
-        sequences = 2 * spec.slots + MAX_LABELS if shares else spec.slots
+        slots = min(spec.slots, spec.batch)
+        sequences = 2 * slots + MAX_LABELS if shares else slots
         self._spec = spec
         self._model = model
         self._outbox = outbox
-        self._context = model.open_context(sequences=sequences, outputs=spec.batch)
+        self._context = model.open_context(sequences=sequences)
         cores = physical_cores()
         self._threads, speed = choose_threads(self._context, spec.threads, cores)
         how = "as configured" if spec.threads else f"measured, of {cores} cores"
         self.choice = f"{self._threads} threads ({how}), {spec.gpu_layers or 'no'} layers on a GPU"
-        self._slots = spec.slots if not canonical or spec.slots == 1 or batching_is_exact(self._context) else 1
-        cells = spec.n_ctx * spec.slots if canonical else self._context.n_ctx
+        self._slots = slots if not canonical or slots == 1 or batching_is_exact(self._context) else 1
+        cells = spec.n_ctx * slots if canonical else self._context.n_ctx
         self._limit = min(spec.n_ctx, model.n_ctx_train)
-        self._cache = KvCache(self._context, cells, sequences, self._limit, kept=spec.slots if shares else 0)
+        self._cache = KvCache(self._context, cells, sequences, self._limit, kept=slots if shares else 0)
         self.scheduler = Scheduler(
             self._context,
             self._cache,
@@ -168,6 +169,8 @@ class GenerationEngine:
 
     def _classify(self, number: int, request: ClassifyRequest) -> None:
         labels = [self._prompts.untrusted(label) for label in request.labels]
+        if max(map(len, labels)) > self._spec.batch or not all(labels):
+            raise RequestError("a label is too long, or has no tokens", param="labels")
         key = (request.instruction, request.suffix, request.labels)
 
         def score(text: str, on_done: Callable[[tuple[float, ...]], None]) -> None:

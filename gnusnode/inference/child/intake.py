@@ -140,8 +140,10 @@ class Intake:
             while data := os.read(self._descriptor, _CHUNK):
                 self._take(self._unpacker.feed(data))
             self.commands.put(Quit())
-        except (FrameError, OSError) as error:
+        except FrameError as error:
             self.commands.put(Quit(str(error)))
+        except Exception as error:  # noqa: BLE001 - without its reader the child would be deaf
+            self.commands.put(Quit(f"{type(error).__name__}: {error}"))
 
     def _take(self, frames: list[dict[str, Any]]) -> None:
         for frame in frames:

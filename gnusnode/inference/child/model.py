@@ -46,8 +46,8 @@ class Model:
         self.template = spec.template or (raw.decode("utf-8", "replace") if raw else None)
         self.template_hash = f"sha256:{hashlib.sha256(self.template.encode()).hexdigest()}" if self.template else None
 
-    def open_context(self, *, sequences: int, outputs: int) -> Context:
-        """A context for generation with room for ``sequences`` sequences and ``outputs`` wanted rows a decode.
+    def open_context(self, *, sequences: int) -> Context:
+        """A context for generation with room for ``sequences`` sequences.
 
         Raises:
             EngineFailed: there is not enough memory, or the device refused.
@@ -57,7 +57,6 @@ class Model:
         params = self._params(sequences)
         params.n_ctx = spec.n_ctx * sequences if canonical else spec.n_ctx
         params.n_batch = params.n_ubatch = spec.batch
-        params.n_outputs_max = min(spec.batch, max(outputs, sequences))
         params.kv_unified = not canonical
         if canonical or not spec.flash_attention:
             params.flash_attn_type = lib.LLAMA_FLASH_ATTN_TYPE_DISABLED

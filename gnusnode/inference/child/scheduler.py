@@ -147,8 +147,8 @@ class Scheduler:
         fed: list[Job] = []
         for place, job in enumerate(sorted(prompts, key=lambda job: len(job.tokens) - job.fed)):
             share = room // (len(prompts) - place)
-            if share:
-                room -= job.put(self._batch, share)
+            if share and (count := job.put(self._batch, share)):
+                room -= count
                 fed.append(job)
         self._feeding = frozenset(job.number for job in fed)
         return [*answers, *fed]

@@ -152,8 +152,9 @@ class LabelJob(Job):
         used = 0
         for label in self._waiting:
             tail = self._labels[label][:-1]
-            # A tail longer than the room goes alone: the batch always holds more than the longest label.
-            if self._tails and (used + len(tail) > room or not sequences):
+            # A tail longer than the room goes alone, once the batch can hold it.
+            over = used + len(tail) > room
+            if (self._tails and (over or not sequences)) or batch.size + len(tail) > batch.capacity:
                 break
             seq = own
             if sequences:
