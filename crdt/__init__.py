@@ -1,1 +1,1 @@
-"""Replicated documents: feeds over y-py, gated merge, votes, anti-entropy. The room is kept; memory moves in with its own issue."""
+"""Replicated documents: feeds over y-py, gated merge, votes, anti-entropy. Memory moves in here with its own issue."""

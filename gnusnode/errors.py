@@ -1,7 +1,7 @@
 """The one error tree of gnusnode.
 
-Every expected failure that crosses a module boundary is one of these classes. A class fixes the stable wire code, the HTTP
-status and the exit code; an instance says *what* went wrong, *where*, and *what to do next*. Errors cross the swarm as
+Every expected failure that crosses a module boundary is one of these classes. A class fixes the stable wire code, the
+HTTP status and the exit code; an instance says *what* went wrong, *where*, and *what to do next*. Errors cross the swarm as
 ``to_wire`` dictionaries and come back as the same class.
 
     GnusError

@@ -10,15 +10,17 @@ from starlette.responses import Response
 
 from gnusnode import __version__
 from gnusnode.api.audit import audit_routes
+from gnusnode.api.document import complete
 from gnusnode.api.envelope import error_response, from_http_exception
 from gnusnode.api.facade import NodeFacade
 from gnusnode.api.gateway import Gateway
 from gnusnode.api.gnus import key_routes, node_routes
 from gnusnode.api.health import health_routes
-from gnusnode.api.keys import KeyStore
+from gnusnode.api.keys import KeyStore, NewKey
 from gnusnode.api.openai.chat import chat_routes
-from gnusnode.api.openai.completions import completion_routes
-from gnusnode.api.openai.embeddings import embedding_routes
+from gnusnode.api.openai.chat_request import ChatRequest
+from gnusnode.api.openai.completions import CompletionRequest, completion_routes
+from gnusnode.api.openai.embeddings import EmbeddingsRequest, embedding_routes
 from gnusnode.api.openai.models import model_routes
 from gnusnode.api.options import ApiOptions
 from gnusnode.errors import GnusError, InternalError, Unprocessable
@@ -55,6 +57,7 @@ def _routes(node: NodeFacade, options: ApiOptions, keys: KeyStore, observer: Obs
         health_routes(node),
     ):
         app.include_router(router)
+    complete(app, (ChatRequest, CompletionRequest, EmbeddingsRequest, NewKey))
     return app
 
 

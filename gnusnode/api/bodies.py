@@ -48,10 +48,3 @@ def _first_fault(error: ValidationError) -> dict[str, Any]:
     reason = first["msg"].removeprefix("Value error, ")
     what = f"{param}: {reason}" if param else reason
     return {"what": what, "param": param}
-
-
-def body_document(model: type[BaseModel]) -> dict[str, Any]:
-    """The OpenAPI entry for a body that ``read_body`` reads."""
-    schema = model.model_json_schema(ref_template="#/components/schemas/{model}")
-    schema.pop("$defs", None)
-    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}

@@ -90,6 +90,7 @@ def cors_headers(origin: str | None, allowed: Collection[str]) -> list[tuple[byt
         return []
     return [
         (b"access-control-allow-origin", origin.encode("latin-1")),
+        (b"access-control-allow-methods", b"GET, POST, DELETE"),
         (b"access-control-allow-headers", b"authorization, content-type"),
         (b"access-control-expose-headers", b"x-request-id, x-gnus-node, x-gnus-task, retry-after"),
         (b"vary", b"origin"),

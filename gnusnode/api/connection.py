@@ -294,6 +294,7 @@ class Connection:
             try:
                 await self._app(scope, inbox.receive, send)
             except Exception:
+                # The gateway has a fence of its own; this one keeps a fault of the gateway inside its request.
                 log.exception("a request handler failed")
         await send(None)
 

@@ -9,7 +9,8 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gnusnode.api.bodies import body_document, read_body
+from gnusnode.api.bodies import read_body
+from gnusnode.api.document import body_of
 from gnusnode.api.envelope import json_response
 from gnusnode.api.events import EventStream
 from gnusnode.api.facade import NodeFacade
@@ -63,7 +64,7 @@ def key_routes(keys: KeyStore) -> APIRouter:
     async def list_keys() -> Response:
         return json_response({"object": "list", "data": [_plain(key) for key in keys.list()]})
 
-    @router.post("", status_code=201, openapi_extra=body_document(NewKey), summary="Make a key")
+    @router.post("", status_code=201, openapi_extra=body_of(NewKey), summary="Make a key")
     async def create(request: Request) -> Response:
         new = await read_body(request, NewKey, shape_error=Unprocessable)
         key, token = await trio.to_thread.run_sync(keys.create, new)

@@ -96,6 +96,7 @@ class _Server:
         try:
             await serve(stream)
         except Exception as error:
+            # Cancelled is no Exception and passes.
             self._metrics.http_faults.inc()
             log.info("connection ended: %r", error, exc_info=log.isEnabledFor(logging.DEBUG))
         finally:
@@ -108,7 +109,11 @@ class _Server:
             return
         self._tcp_count += 1
         try:
-            await self._serve(await self._secured(stream), unix=False)
+            secured = await self._secured(stream)
+            if secured is None:
+                self._metrics.http_refused.labels("tls").inc()
+                return
+            await self._serve(secured, unix=False)
         finally:
             self._tcp_count -= 1
 
@@ -123,12 +128,16 @@ class _Server:
         finally:
             self._unix_count -= 1
 
-    async def _secured(self, stream: trio.SocketStream) -> trio.SocketStream | trio.SSLStream[trio.SocketStream]:
+    async def _secured(self, stream: trio.SocketStream) -> trio.SocketStream | trio.SSLStream[trio.SocketStream] | None:
+        """The stream to speak HTTP on; None when the client did not manage a TLS handshake in time."""
         if self._tls is None:
             return stream
         secure = trio.SSLStream(stream, self._tls, server_side=True, https_compatible=True)
-        with trio.fail_after(self._options.header_seconds):
-            await secure.do_handshake()
+        try:
+            with trio.fail_after(self._options.header_seconds):
+                await secure.do_handshake()
+        except (trio.BrokenResourceError, trio.TooSlowError):
+            return None
         return secure
 
     async def _serve(self, stream: trio.SocketStream | trio.SSLStream[trio.SocketStream], *, unix: bool) -> None:

@@ -82,6 +82,7 @@ class TaskStream(Response):
             except GnusError as error:
                 last = data_event(error_object(error))
             except Exception:
+                # The status is sent: a bug can only be told inside the stream.
                 log.exception("a stream failed")
                 last = data_event(error_object(InternalError("the node made a mistake", hint="see its log")))
             await send(body_message(last, more=False))

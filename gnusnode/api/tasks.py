@@ -7,7 +7,7 @@ import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Final, TypeVar
+from typing import Final, TypeVar, cast
 
 import trio
 from starlette.types import Receive
@@ -121,10 +121,14 @@ async def _run(node: NodeFacade, job: Job, send: trio.MemorySendChannel[Event | 
 
 def _failure(error: Exception) -> GnusError:
     """The expected failure inside ``error``: a facade with a nursery of its own wraps what it raises in groups."""
-    while isinstance(error, ExceptionGroup) and len(error.exceptions) == 1:
-        error = error.exceptions[0]
-    if isinstance(error, GnusError):
-        return error
+    sole: BaseException = error
+    while isinstance(sole, BaseExceptionGroup):
+        parts = list(cast("BaseExceptionGroup[BaseException]", sole).exceptions)
+        if len(parts) != 1:
+            break
+        sole = parts[0]
+    if isinstance(sole, GnusError):
+        return sole
     log.error("a task failed", exc_info=error)
     return InternalError("the node made a mistake", hint="see its log")
 

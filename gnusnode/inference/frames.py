@@ -22,7 +22,7 @@ Every job ends with exactly one of ``done``, ``result`` and ``error``; a cancell
 from __future__ import annotations
 
 import struct
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from gnusnode.contracts import canonical
 from gnusnode.contracts.base import Record
@@ -107,4 +107,4 @@ def _parse(body: bytes) -> dict[str, Any]:
         raise FrameError(str(error)) from error
     if not isinstance(frame, dict):
         raise FrameError("a frame is not a map")
-    return frame
+    return cast("dict[str, Any]", frame)

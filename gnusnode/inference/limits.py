@@ -13,7 +13,7 @@ Notify = Callable[[str, dict[str, Any]], None]
 """``(event name, fields)``; must not block or raise. Every event has the field ``model``.
 
     engine_ready        pid
-    engine_died         reason
+    engine_died         reason; cause: crash, hang or out-of-memory
     engine_quarantined  reason
     engine_log          level, text: a line of the native library
     engine_load_failed  reason: a model that was to be loaded at the start

@@ -30,6 +30,8 @@ _STEADY: Final = 30.0
 """Seconds after which a child counts as healthy and the next restart is immediate again."""
 _STATUS_WAIT: Final = 2.0
 _STEPS: Final = 3
+_LONGEST_SILENCE: Final = 600.0
+"""Seconds, whatever speed the child claims to have."""
 _MAX_LOG: Final = 500
 _LOGS_PER_PING: Final = 100
 
@@ -87,7 +89,9 @@ class Supervisor:
         self._nice = nice
         self._served = False
         self._heard = 0.0
+        self._slots = spec.slots
         self._verdict = ""
+        self._cause = "crash"
         self._logs_left = _LOGS_PER_PING
         self._cleared = trio.Event()
         self._child: ChildProcess | None = None
@@ -123,6 +127,17 @@ class Supervisor:
         """Ends all jobs; new ones are refused."""
         self.state, self.reason = EngineState.STOPPED, "stopped"
         self._dispatcher.fail_all(stopping_error)
+
+    def _fault(self, now: float, bound: float, disobeyed_since: float | None) -> tuple[str, str] | None:
+        """Why the child has to be killed, in words and as a cause; None: it behaves."""
+        most = self._spec.max_memory
+        if 0 < most < self.rss_bytes:
+            return f"held {self.rss_bytes} bytes of memory, {most} at most, and was killed", "out-of-memory"
+        if now - self._heard > bound:
+            return f"was silent for {bound:.1f} s and was killed", "hang"
+        if disobeyed_since is not None and now - disobeyed_since > bound:
+            return f"did not stop a cancelled job within {bound:.1f} s and was killed", "hang"
+        return None
 
     def quarantine_error(self) -> EngineFailed:
         return EngineFailed(
@@ -162,7 +177,8 @@ class Supervisor:
                 self._spec.artifact_hash, self._dispatcher.suspects(), now=trio.current_time(), reason=death.reason
             )
         self._dispatcher.child_died(death.reason, self._crashes, rerun=not death.lied)
-        self._notify("engine_died", {"model": self._spec.model_name, "reason": death.reason})
+        fields = {"model": self._spec.model_name, "reason": death.reason, "cause": self._cause}
+        self._notify("engine_died", fields)
 
     async def _pause(self, reason: str, in_a_row: int) -> None:
         """Waits until the next child may start."""
@@ -183,7 +199,7 @@ class Supervisor:
             child = ChildProcess(self._command, confine.launch_environment(_ENVIRONMENT), nice=self._nice)
         except OSError as error:
             return _Death(f"could not be started: {error}")
-        self._child, self._verdict = child, ""
+        self._child, self._verdict, self._cause = child, "", "crash"
         graceful = 0.0
         try:
             async with trio.open_nursery() as nursery:
@@ -218,8 +234,7 @@ class Supervisor:
         since = trio.current_time()
         self.state, self.reason = EngineState.READY, str(self.ready.get("reason", ""))
         self._notify("engine_ready", {"model": self._spec.model_name, "pid": child.pid})
-        slots = int(self.ready.get("slots", self._spec.slots))
-        self._dispatcher.attach(child.post, min(max(slots, 1), self._spec.slots))
+        self._dispatcher.attach(child.post, self._slots)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._watch, child)
             try:
@@ -255,10 +270,12 @@ class Supervisor:
     def _accept_ready(self, frame: dict[str, Any]) -> None:
         self.ready = _map(frame.get("info"))
         try:
-            self._dispatcher.rates = Rates(self.ready.get("prefill_rate", 0.0), self.ready.get("decode_rate", 0.0))
-            self.rss_bytes = self.ready.get("rss_bytes", 0)
+            prefill, decode = (float(self.ready.get(name, 0.0)) for name in ("prefill_rate", "decode_rate"))
+            self._dispatcher.rates = Rates(prefill, decode)
+            self.rss_bytes = int(self.ready.get("rss_bytes", 0))
+            self._slots = min(max(int(self.ready.get("slots", self._spec.slots)), 1), self._spec.slots)
             EngineInfo.model_validate(self.info_fields())
-        except (ValidationError, TypeError) as error:
+        except (ValidationError, TypeError, ValueError) as error:
             raise FrameError(f"ready: {error}") from error
 
     def _handle(self, child: ChildProcess, frame: dict[str, Any]) -> None:
@@ -287,7 +304,7 @@ class Supervisor:
         """Seconds of silence that are too many. A child answers between steps, and a step may be long on a slow CPU."""
         rate = self._dispatcher.rates.prefill
         step = self._spec.prefill_per_step / rate if rate > 0 else 0.0
-        return max(self._limits.silent_after, _STEPS * step)
+        return max(self._limits.silent_after, min(_STEPS * step, _LONGEST_SILENCE))
 
     async def _watch(self, child: ChildProcess) -> None:
         """Pings, lets deadlines pass, and kills a child that hangs, grows or does not obey."""
@@ -296,15 +313,8 @@ class Supervisor:
             now, bound = trio.current_time(), self._patience()
             self._logs_left = _LOGS_PER_PING
             disobeyed_since = self._dispatcher.expire(now)
-            if 0 < self._spec.max_memory < self.rss_bytes:
-                self._verdict = (
-                    f"held {self.rss_bytes} bytes of memory, {self._spec.max_memory} at most, and was killed"
-                )
-            elif now - self._heard > bound:
-                self._verdict = f"was silent for {bound:.1f} s and was killed"
-            elif disobeyed_since is not None and now - disobeyed_since > bound:
-                self._verdict = f"did not stop a cancelled job within {bound:.1f} s and was killed"
-            if self._verdict:
+            if fault := self._fault(now, bound, disobeyed_since):
+                self._verdict, self._cause = fault
                 child.signal(SIGKILL)
                 return
             child.post(frames.pack({"op": "ping", "n": number}))

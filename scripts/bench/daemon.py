@@ -199,9 +199,7 @@ def per_cpu_second(port: int, cpu: Any, streams: int) -> float:
     before = cpu()
     results: list[dict[str, Any]] = []
     threads = [
-        threading.Thread(
-            target=lambda q=question: results.append(stream(port, [{"role": "user", "content": q}], 96))
-        )
+        threading.Thread(target=lambda q=question: results.append(stream(port, [{"role": "user", "content": q}], 96)))
         for question in questions[:streams]
     ]
     for thread in threads:

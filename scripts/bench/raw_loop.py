@@ -63,7 +63,9 @@ def _serve(path: str, threads: int) -> None:
     params.n_threads = params.n_threads_batch = threads
     context = llama.llama_init_from_model(model, params)
     vocab = llama.llama_model_get_vocab(model)
-    text = b"<|im_start|>user\nTell a long story about a lighthouse keeper and the sea.<|im_end|>\n<|im_start|>assistant\n"
+    text = (
+        b"<|im_start|>user\nTell a long story about a lighthouse keeper and the sea.<|im_end|>\n<|im_start|>assistant\n"
+    )
     room: Any = (llama.llama_token * 512)()
     prompt = list(room[: llama.llama_tokenize(vocab, text, len(text), room, 512, True, True)])
     batch = llama.llama_batch_init(512, 0, 1)

@@ -236,6 +236,8 @@ def load(spec: dict[str, Any]) -> None:
             time.sleep(600)
         case "garbage":
             write(b"Traceback (most recent call last):")
+        case "odd":
+            say({"ev": "ready", "info": {"slots": [], "prefill_rate": "fast"}})
         case _:
             info = {"n_ctx": spec["n_ctx"], "slots": spec["slots"], "prefill_rate": 10_000.0, "decode_rate": 50.0}
             say({"ev": "ready", "info": info | {"build": "fake", "n_vocab": 1000}})

@@ -205,11 +205,19 @@ async def test_a_child_that_ignores_a_cancel_is_killed() -> None:
 
 
 async def test_a_child_that_grows_beyond_its_bound_is_killed_and_replaced() -> None:
+    causes: list[str] = []
+
+    def notify(name: str, fields: dict[str, Any]) -> None:
+        if name == "engine_died":
+            causes.append(fields["cause"])
+
+    spec = fake_spec(max_memory=2_000_000)
     with trio.fail_after(PATIENCE):
-        async with open_llama(fake_spec(max_memory=2_000_000), limits=LIMITS, command=FAKE_CHILD) as engine:
+        async with open_llama(spec, limits=LIMITS, command=FAKE_CHILD, notify=notify) as engine:
             assert "memory" in (await failure_of(engine, generation("grow:3000000"))).what
             assert (await collect(engine, generation("count")))[2].tokens == (0, 1, 2, 3, 4)
             assert engine.info().restarts == 1
+    assert causes == ["out-of-memory"]
 
 
 async def test_one_engine_crashes_and_another_does_not_notice() -> None:

@@ -8,6 +8,7 @@ import ssl
 import struct
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
@@ -109,7 +110,7 @@ async def test_no_malformed_request_ends_the_node(
     node: ScriptedNode, tmp_path: Path, authority: trustme.CA, layer: str, hang: Hang
 ) -> None:
     files, trust = tls_files(authority, tmp_path)
-    options = {} if layer == "plain" else files
+    options: dict[str, Any] = {} if layer == "plain" else files
     inside = trust if layer == "tls" else None
     async with serving(node, header_seconds=1.0, body_seconds=1.0, **options) as bound:
         for some in batched(HOSTILE.values(), 16):

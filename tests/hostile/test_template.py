@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from gnusnode.contracts.generation import Prompt
-from gnusnode.errors import EngineFailed, ModelInvalid, RequestError
-from gnusnode.inference.child.template import MAX_RENDERED, TemplateRenderer
+from gnusnode.errors import ModelInvalid, RequestError
+from gnusnode.inference.child.template import MAX_RENDERED, HelperGone, TemplateRenderer
 from tests.child_driver import child
 
 VALUES: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}], "bos_token": "<s>"}
@@ -79,10 +79,10 @@ def test_output_up_to_the_limit_comes_through(renderer: TemplateRenderer) -> Non
     assert MAX_RENDERED >= 300_000 * 2
 
 
-def test_a_helper_that_is_gone_is_an_engine_failure() -> None:
+def test_a_helper_that_is_gone_is_noticed() -> None:
     gone = TemplateRenderer()
     gone.close()
-    with pytest.raises(EngineFailed):
+    with pytest.raises(HelperGone):
         gone.render("x", {})
 
 

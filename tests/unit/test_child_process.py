@@ -42,6 +42,29 @@ def test_the_parent_leaving_ends_it_and_its_helper() -> None:
 
 
 @pytest.mark.model
+def test_a_kill_leaves_no_helper_and_no_open_pipe_behind() -> None:
+    with child() as engine:
+        helpers = psutil.Process(engine.process.pid).children()
+        engine.process.kill()
+        assert engine.process.stdout is not None
+        while engine.process.stdout.read(65536):
+            pass
+        psutil.wait_procs(helpers, timeout=10)
+        assert not any(helper.is_running() for helper in helpers)
+
+
+@pytest.mark.model
+def test_the_loss_of_its_helper_ends_it_so_that_the_parent_starts_another() -> None:
+    with child() as engine:
+        for helper in psutil.Process(engine.process.pid).children():
+            helper.kill()
+        engine.generate("Hello")
+        error = engine.wait_for(lambda f: f["ev"] == "error")
+        assert (error["id"], error["error"]["code"]) == (None, "engine_failed")
+        assert engine.exit_status() == 1
+
+
+@pytest.mark.model
 def test_sigterm_ends_it_in_the_middle_of_an_answer() -> None:
     with child() as engine:
         job = engine.generate("Tell me a long story.", max_tokens=900)

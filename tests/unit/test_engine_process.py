@@ -186,7 +186,7 @@ async def test_a_model_that_is_refused_says_so_and_is_not_retried() -> None:
             pass
 
 
-@pytest.mark.parametrize("path", ["die", "garbage"])
+@pytest.mark.parametrize("path", ["die", "garbage", "odd"])
 async def test_a_child_that_fails_while_loading_is_a_typed_error(path: str) -> None:
     with trio.fail_after(30), pytest.raises(EngineFailed):
         async with open_llama(fake_spec(path), limits=FAST, command=FAKE_CHILD):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -19,6 +21,7 @@ from gnusnode.inference.hosting import HostedModel
 from gnusnode.inference.limits import EngineLimits
 from gnusnode.inference.manager import open_manager
 from gnusnode.inference.process import open_llama
+from sandbox import confine
 from tests.fakes.engines import ARTIFACT, alive, collect, generation, real_model
 
 pytestmark = pytest.mark.model
@@ -76,6 +79,32 @@ async def test_the_child_runs_confined() -> None:
     assert "confined" in reason
     assert "PATH=" not in environment.decode().replace("PYTHONPATH=", "")
     assert not [link for link in sockets if link.startswith("socket:")]
+
+
+HOST = """
+import sys, trio
+from gnusnode.inference.frames import ChildSpec
+from gnusnode.inference.process import open_llama
+async def main():
+    async with open_llama(ChildSpec.model_validate_json(sys.argv[1])) as engine:
+        print(engine.pid, flush=True)
+        await trio.sleep_forever()
+trio.run(main)
+"""
+
+
+async def test_a_host_that_is_killed_leaves_no_child_not_even_a_stopped_one() -> None:
+    command = [sys.executable, "-P", "-c", HOST, spec().model_dump_json()]
+    with trio.fail_after(PATIENCE):
+        host = await trio.lowlevel.open_process(command, stdout=subprocess.PIPE, env=confine.launch_environment())
+        assert host.stdout is not None
+        pid = int(await host.stdout.receive_some())
+        os.kill(pid, signal.SIGSTOP)
+        host.kill()
+        await host.wait()
+        await host.stdout.aclose()
+        while alive(pid):
+            await trio.sleep(0.01)  # not our child: its end is no event for us
 
 
 async def test_a_damaged_file_is_refused_or_kills_the_child_only(tmp_path: Path) -> None:

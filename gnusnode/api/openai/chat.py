@@ -12,7 +12,8 @@ from pydantic_core import to_json
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gnusnode.api.bodies import body_document, read_body
+from gnusnode.api.bodies import read_body
+from gnusnode.api.document import body_of
 from gnusnode.api.envelope import json_response
 from gnusnode.api.facade import NodeFacade
 from gnusnode.api.gateway import RequestInfo, info_of
@@ -30,7 +31,7 @@ from gnusnode.contracts.tools import ToolProposal
 def chat_routes(node: NodeFacade, options: ApiOptions) -> APIRouter:
     router = APIRouter(tags=["openai"])
 
-    @router.post("/v1/chat/completions", openapi_extra=body_document(ChatRequest), summary="Answer a conversation")
+    @router.post("/v1/chat/completions", openapi_extra=body_of(ChatRequest), summary="Answer a conversation")
     async def create(request: Request) -> Response:
         chat = await read_body(request, ChatRequest)
         info = info_of(request.scope)
@@ -46,23 +47,22 @@ def chat_routes(node: NodeFacade, options: ApiOptions) -> APIRouter:
 
 
 async def _whole(node: NodeFacade, job: Job, info: RequestInfo) -> dict[str, Any]:
-    answer = ChatAnswer(job.request)
+    answer = ChatAnswer(job.request, info)
     async with running(node, [job]) as feed:
         while not feed.finished:
             answer.take(await feed.next())
-    info.charge(answer.facts.usage.prompt_tokens + answer.facts.usage.completion_tokens)
     return answer.plain()
 
 
 class ChatAnswer:
     """Collects the events of a task into one ``chat.completion``."""
 
-    def __init__(self, task: TaskRequest) -> None:
+    def __init__(self, task: TaskRequest, info: RequestInfo) -> None:
         self._task = task
         self._text: dict[int, list[str]] = {}
         self._logprobs: dict[int, list[TokenLogprob]] = {}
         self._ends: dict[int, ChoiceDone] = {}
-        self.facts = Facts([task.generation.request_id], task.model)
+        self.facts = Facts([task.generation.request_id], task.model, info.charge)
 
     def take(self, event: Event) -> None:
         self.facts.note(event)
@@ -113,10 +113,9 @@ class ChatChunks:
     """
 
     def __init__(self, task: TaskRequest, info: RequestInfo, *, include_usage: bool) -> None:
-        self._info = info
         self._include_usage = include_usage
         self._wants_logprobs = task.generation.top_logprobs is not None
-        self._facts = Facts([task.generation.request_id], task.model)
+        self._facts = Facts([task.generation.request_id], task.model, info.charge)
         self._opened: set[int] = set()
         self._held: list[dict[str, Any]] = []
         self._id = completion_id(task.generation.request_id)
@@ -140,11 +139,9 @@ class ChatChunks:
         return chunks
 
     def finish(self) -> list[dict[str, Any]]:
-        usage = self._facts.usage
-        self._info.charge(usage.prompt_tokens + usage.completion_tokens)
         for chunk in self._held:
             chunk["gnus"] = self._facts.gnus()
-        last = [self._chunk([]) | {"usage": usage_object(usage)}] if self._include_usage else []
+        last = [self._chunk([]) | {"usage": usage_object(self._facts.usage)}] if self._include_usage else []
         return [*self._held, *last]
 
     def _open(self, index: int) -> list[dict[str, Any]]:

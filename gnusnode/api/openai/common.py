@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Annotated, Any, Final
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, ValidationError
@@ -146,9 +146,10 @@ def usage_object(usage: Usage) -> dict[str, Any]:
 
 
 class Facts:
-    """What the swarm says about the tasks of one answer: usage, and the ``gnus`` object."""
+    """What the swarm says of the tasks of one answer: usage, and the ``gnus`` object. Charges tokens as they come."""
 
-    def __init__(self, request_ids: Sequence[str], model: str) -> None:
+    def __init__(self, request_ids: Sequence[str], model: str, charge: Callable[[int], None]) -> None:
+        self._charge = charge
         self._request_ids = request_ids
         self._requested_model = model
         self._plans: dict[str, PlanMade] = {}
@@ -177,8 +178,10 @@ class Facts:
                 self._choices[event.index] = event
             case TaskDone():
                 self._done.append(event)
+                self._charge(event.usage.prompt_tokens)
             case ChoiceDelta():
-                pass
+                # At once: who leaves before the end has used them too.
+                self._charge(len(event.delta.tokens))
 
     def gnus(self) -> dict[str, Any]:
         """The ``gnus`` object of a complete answer; of several tasks, it shows the first and names all."""

@@ -13,7 +13,8 @@ from pydantic import Field, StringConstraints
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gnusnode.api.bodies import body_document, read_body
+from gnusnode.api.bodies import read_body
+from gnusnode.api.document import body_of
 from gnusnode.api.envelope import json_response
 from gnusnode.api.facade import NodeFacade
 from gnusnode.api.gateway import RequestInfo, info_of
@@ -69,7 +70,7 @@ class CompletionRequest(SamplingFields):
 def completion_routes(node: NodeFacade, options: ApiOptions) -> APIRouter:
     router = APIRouter(tags=["openai"])
 
-    @router.post("/v1/completions", openapi_extra=body_document(CompletionRequest), summary="Continue a text")
+    @router.post("/v1/completions", openapi_extra=body_of(CompletionRequest), summary="Continue a text")
     async def create(request: Request) -> Response:
         wanted = await read_body(request, CompletionRequest)
         info = info_of(request.scope)
@@ -154,10 +155,9 @@ class TextChunks:
     """Turns the events of tasks into ``text_completion`` objects."""
 
     def __init__(self, wanted: CompletionRequest, jobs: Sequence[Job], info: RequestInfo) -> None:
-        self._info = info
         self._include_usage = wanted.include_usage
         self._wants_logprobs = wanted.logprobs is not None
-        self._facts = Facts([job.request.generation.request_id for job in jobs], wanted.model)
+        self._facts = Facts([job.request.generation.request_id for job in jobs], wanted.model, info.charge)
         self._id = f"cmpl-{info.request_id.replace('-', '')}"
         self._created = int(time.time())
         self._model: str | None = None
@@ -180,11 +180,9 @@ class TextChunks:
         return chunks
 
     def finish(self) -> list[dict[str, Any]]:
-        usage = self._facts.usage
-        self._info.charge(usage.prompt_tokens + usage.completion_tokens)
         for chunk in self._held:
             chunk["gnus"] = self._facts.gnus()
-        last = [self._chunk([]) | {"usage": usage_object(usage)}] if self._include_usage else []
+        last = [self._chunk([]) | {"usage": usage_object(self._facts.usage)}] if self._include_usage else []
         return [*self._held, *last]
 
     def whole(self, choices: list[dict[str, Any]]) -> dict[str, Any]:

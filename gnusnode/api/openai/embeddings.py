@@ -15,7 +15,8 @@ from pydantic import Field, StringConstraints
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gnusnode.api.bodies import body_document, read_body
+from gnusnode.api.bodies import read_body
+from gnusnode.api.document import body_of
 from gnusnode.api.envelope import json_response
 from gnusnode.api.facade import NodeFacade
 from gnusnode.api.gateway import info_of
@@ -52,7 +53,7 @@ class EmbeddingsRequest(Wire):
 def embedding_routes(node: NodeFacade, options: ApiOptions) -> APIRouter:
     router = APIRouter(tags=["openai"])
 
-    @router.post("/v1/embeddings", openapi_extra=body_document(EmbeddingsRequest), summary="Vectors of texts")
+    @router.post("/v1/embeddings", openapi_extra=body_of(EmbeddingsRequest), summary="Vectors of texts")
     async def create(request: Request) -> Response:
         wanted = await read_body(request, EmbeddingsRequest)
         info = info_of(request.scope)

@@ -153,6 +153,7 @@ class GenerationEngine:
             raise RequestError(f"this engine runs the {self._spec.profile.value} profile", param="profile")
         prompt = self._prompts.ids(request.prompt, self._limit)
         self._prompts.checked(request.resume_tokens, "resume_tokens")
+        self.scheduler.require_room(len(prompt), request.max_tokens)
         rules = grammar.compile_schema(request.json_schema) if request.json_schema is not None else None
         sampler = TokenSampler(self._model.vocab, self._candidates, request.sampling, grammar=rules)
         job = GenerateJob(number, prompt, request, self._model.vocab, sampler, self._softmax, self._outbox)
@@ -163,6 +164,7 @@ class GenerationEngine:
         self._prompts.checked(request.answer_tokens, "answer_tokens")
         if not request.prompt_tokens:
             raise RequestError("an answer can only be scored after a prompt", param="prompt_tokens")
+        self.scheduler.require_room(len(request.prompt_tokens), len(request.answer_tokens))
         replay = request.replay
         sampler = TokenSampler(self._model.vocab, self._candidates, replay) if replay is not None else None
         self.scheduler.submit(ScoreJob(number, request, sampler, self._softmax, self._outbox))
@@ -175,7 +177,9 @@ class GenerationEngine:
 
         def score(text: str, on_done: Callable[[tuple[float, ...]], None]) -> None:
             prompt = self._label_prompt(request, text)
-            self.scheduler.submit(LabelJob(number, prompt, labels, self._softmax, self._cache, on_done))
+            job = LabelJob(number, prompt, labels, self._softmax, self._cache, on_done)
+            self.scheduler.require_room(len(prompt), job.total - len(prompt))
+            self.scheduler.submit(job)
 
         def answer(baseline: tuple[float, ...] | None) -> None:
             def send(raw: tuple[float, ...]) -> None:

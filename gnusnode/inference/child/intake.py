@@ -17,7 +17,7 @@ from pydantic import ValidationError
 
 from gnusnode.contracts.base import describe
 from gnusnode.contracts.generation import ClassifyRequest, EmbedRequest, GenerateRequest, ScoreRequest
-from gnusnode.errors import GnusError, Unprocessable
+from gnusnode.errors import EngineFailed, GnusError, InternalError, Unprocessable
 from gnusnode.inference.frames import ChildSpec, FrameError, Unpacker
 
 Request: TypeAlias = GenerateRequest | ClassifyRequest | ScoreRequest | EmbedRequest
@@ -57,9 +57,9 @@ class Ping:
 
 @dataclass(frozen=True)
 class Quit:
-    """The parent wants an end, is gone, or does not speak the protocol."""
+    """The parent wants an end or is gone; or, with an error, the process cannot go on."""
 
-    fault: str = ""
+    error: GnusError | None = None
 
 
 Command: TypeAlias = Submit | Refuse | Cancel | Ping | Quit
@@ -85,6 +85,10 @@ def parse(frame: dict[str, Any]) -> Command:
             return Quit()
         case _:
             raise FrameError(f"no frame for an engine child: op {str(frame.get('op'))[:40]!r}")
+
+
+def protocol_error(error: FrameError) -> GnusError:
+    return InternalError(f"the parent broke the protocol: {error}")
 
 
 def read_spec(descriptor: int) -> tuple[ChildSpec, Unpacker, list[dict[str, Any]]]:
@@ -141,9 +145,9 @@ class Intake:
                 self._take(self._unpacker.feed(data))
             self.commands.put(Quit())
         except FrameError as error:
-            self.commands.put(Quit(str(error)))
+            self.commands.put(Quit(protocol_error(error)))
         except Exception as error:  # noqa: BLE001 - without its reader the child would be deaf
-            self.commands.put(Quit(f"{type(error).__name__}: {error}"))
+            self.commands.put(Quit(EngineFailed(f"{type(error).__name__}: {error}")))
 
     def _take(self, frames: list[dict[str, Any]]) -> None:
         for frame in frames:

@@ -12,34 +12,44 @@ from typing import Any, Final, Protocol
 
 from gnusnode.errors import EngineFailed, GnusError, InternalError
 from gnusnode.inference.child.channel import NativeLog, Outbox
-from gnusnode.inference.child.intake import Cancel, Command, Intake, Ping, Quit, Refuse, Request, Submit, read_spec
+from gnusnode.inference.child.intake import (
+    Cancel,
+    Command,
+    Intake,
+    Ping,
+    Quit,
+    Refuse,
+    Request,
+    Submit,
+    protocol_error,
+    read_spec,
+)
 from gnusnode.inference.child.template import TemplateRenderer
 from gnusnode.inference.frames import ChildSpec, FrameError
 from sandbox import confine
 
 EXIT_OK: Final = 0
-EXIT_LOAD_FAILED: Final = 1
+EXIT_FAILED: Final = 1
 EXIT_PROTOCOL: Final = 2
-EXIT_FAILED: Final = 3
 
 
 def main() -> int:
     """Serve one model until the parent says quit or is gone; the exit status says how it ended."""
     signal.signal(signal.SIGTERM, _leave)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    outbox = Outbox(_claim_stdout())
     renderer = TemplateRenderer()
+    outbox = Outbox(_claim_stdout())
     try:
         spec, unpacker, early = read_spec(0)
     except EOFError:
         return EXIT_OK
     except FrameError as error:
-        return _give_up(outbox, InternalError(f"the parent broke the protocol: {error}"), EXIT_PROTOCOL)
+        return _give_up(outbox, protocol_error(error))
     try:
         confined = _confine(spec)
         engine = _load(spec, renderer, outbox)
     except GnusError as error:
-        return _give_up(outbox, error, EXIT_LOAD_FAILED)
+        return _give_up(outbox, error)
     intake = Intake(0, unpacker, early, prepare=engine.prepare, on_cancel=engine.on_cancel)
     outbox.send({"ev": "ready", "info": {**engine.info(), "reason": f"{engine.choice}; {confined}"}})
     intake.start()
@@ -48,7 +58,7 @@ def main() -> int:
     except BrokenPipeError:
         return EXIT_OK
     except Exception as error:  # noqa: BLE001 - whatever broke the engine, the parent must hear of it
-        return _give_up(outbox, EngineFailed(f"{type(error).__name__}: {error}"), EXIT_FAILED)
+        return _give_up(outbox, EngineFailed(f"{type(error).__name__}: {error}"))
 
 
 def _leave(_signal: int, _frame: object) -> None:
@@ -92,11 +102,8 @@ def _serve(engine: _Engine, intake: Intake, outbox: Outbox) -> int:
                     engine.cancel(number)
                 case Ping(number):
                     outbox.send({"ev": "pong", "n": number, **engine.status()})
-                case Quit(fault):
-                    outbox.flush()
-                    if fault:
-                        return _give_up(outbox, InternalError(f"the parent broke the protocol: {fault}"), EXIT_PROTOCOL)
-                    return EXIT_OK
+                case Quit(error):
+                    return EXIT_OK if error is None else _give_up(outbox, error)
         busy = engine.step()
         outbox.flush()
 
@@ -162,8 +169,9 @@ def _load(spec: ChildSpec, renderer: TemplateRenderer, outbox: Outbox) -> _Engin
         raise EngineFailed(f"{error}: {log.last_words()}", where=spec.model_name) from error
 
 
-def _give_up(outbox: Outbox, error: GnusError, status: int) -> int:
+def _give_up(outbox: Outbox, error: GnusError) -> int:
+    """The last frame; the exit status says whose fault it was."""
     with contextlib.suppress(OSError):
         outbox.error(None, error)
         outbox.flush()
-    return status
+    return EXIT_PROTOCOL if isinstance(error, InternalError) else EXIT_FAILED

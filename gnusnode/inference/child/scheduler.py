@@ -43,7 +43,7 @@ class Scheduler:
         canonical: bool,
     ) -> None:
         self.speed = speed
-        self.slots = slots
+        self._slots = slots
         self._context = context
         self._cache = cache
         self._outbox = outbox
@@ -67,19 +67,24 @@ class Scheduler:
     def busy(self) -> bool:
         return bool(self._active or self._waiting)
 
-    def submit(self, job: Job) -> None:
-        """Take over a job.
+    def require_room(self, prompt: int, answer: int) -> None:
+        """Call before a job of so many tokens is made.
 
         Raises:
-            ContextTooLong: it can never fit. The job is not taken.
+            ContextTooLong: it could never be admitted.
         """
-        if job.total > self._cache.limit:
+        limit = self._cache.limit
+        if prompt + answer > limit:
             raise ContextTooLong(
-                f"this request needs {job.total} tokens of context: {job.prompt_length} of prompt and"
-                f" {job.total - job.prompt_length} of answer; the model has {self._cache.limit} for one request",
+                f"this request needs {prompt + answer} tokens of context, {prompt} for the prompt and {answer} for the"
+                f" answer; the model has {limit} for one request",
                 param="messages",
                 hint="shorten the prompt or lower max_tokens",
             )
+
+    def submit(self, job: Job) -> None:
+        """Take over a job for which there is room, now or later."""
+        assert job.total <= self._cache.limit
         self._waiting.append(job)
 
     def cancel(self, number: int) -> None:
@@ -122,7 +127,7 @@ class Scheduler:
         return outcome
 
     def _admit(self) -> None:
-        while self._waiting and len(self._active) < self.slots:
+        while self._waiting and len(self._active) < self._slots:
             job = self._waiting[0]
             lease = self._cache.acquire(job.tokens[: job.prompt_length], job.total)
             if lease is None:

@@ -23,7 +23,7 @@ from jinja2 import TemplateError
 from jinja2.exceptions import SecurityError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from gnusnode.errors import EngineFailed, GnusError, ModelInvalid, RequestError
+from gnusnode.errors import GnusError, ModelInvalid, RequestError
 from gnusnode.inference.frames import Unpacker, pack
 from sandbox import confine
 
@@ -36,6 +36,10 @@ _MEMORY: Final = 256 * 1024 * 1024
 
 class _Refusal(Exception):
     """``raise_exception`` in a template: it does not take these messages."""
+
+
+class HelperGone(Exception):
+    """The template helper died: a bug, or the kernel was out of memory."""
 
 
 class TemplateRenderer:
@@ -61,15 +65,15 @@ class TemplateRenderer:
         Raises:
             ModelInvalid: the template is faulty, or exceeds its time, memory or output.
             RequestError: the template refuses these messages.
-            EngineFailed: the helper is gone.
+            HelperGone: only a new process can have another one.
         """
         try:
             _send(self._write, pack({"template": template, "values": values}))
             answer = _receive(self._read)
         except OSError as error:
-            raise EngineFailed(f"the template helper is gone: {error}") from error
+            raise HelperGone(str(error)) from error
         if answer is None:
-            raise EngineFailed("the template helper is gone")
+            raise HelperGone("it closed its end")
         if "error" in answer:
             raise GnusError.from_wire(answer["error"])
         return answer["text"]
@@ -113,11 +117,24 @@ def _faulty(how: str) -> ModelInvalid:
 
 def _serve(requests: int, answers: int) -> NoReturn:
     """The helper's loop: one forked process for each rendering. It ends when the engine closes its pipe, or dies."""
+    _keep_only(requests, answers)
     try:
         while (request := _receive(requests)) is not None:
             _send(answers, _render_apart(request))
     finally:
         os._exit(0)
+
+
+def _keep_only(*descriptors: int) -> None:
+    """Close every other descriptor but the standard error: above all, the pipes to the engine's parent."""
+    nothing = os.open(os.devnull, os.O_RDWR)
+    os.dup2(nothing, 0)
+    os.dup2(nothing, 1)
+    below = 3
+    for descriptor in sorted(descriptors):
+        os.closerange(below, descriptor)
+        below = descriptor + 1
+    os.closerange(below, os.sysconf("SC_OPEN_MAX"))
 
 
 def _render_apart(request: dict[str, Any]) -> bytes:

@@ -7,7 +7,7 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal
 
 import trio
 from nacl.signing import SigningKey
@@ -56,7 +56,7 @@ class Script:
 
     pieces: tuple[str, ...] = ("Hello", ", ", "world")
     tools: tuple[tuple[str, dict[str, Any]], ...] = ()
-    finish: str = "stop"
+    finish: Literal["stop", "length"] = "stop"
     fail_first: GnusError | None = None
     """Raised before a plan exists."""
     fail_after_plan: GnusError | None = None

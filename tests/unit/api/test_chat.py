@@ -143,7 +143,9 @@ async def test_the_gnus_object_is_the_policy_of_the_task(node: ScriptedNode) -> 
 
 
 async def test_a_request_cannot_widen_the_operators_policy(node: ScriptedNode) -> None:
-    operator = PolicyEnvelope(privacy_mode=PrivacyMode.PRIVATE_BOUNDARY, max_tokens=9, memory_mode=MemoryMode.TRUSTED_ONLY)
+    operator = PolicyEnvelope(
+        privacy_mode=PrivacyMode.PRIVATE_BOUNDARY, max_tokens=9, memory_mode=MemoryMode.TRUSTED_ONLY
+    )
     asked = {"gnus": {"privacy_mode": "plaintext", "memory_mode": "policy_scoped"}, "max_tokens": 100}
     task = await task_of(node, asked, policy=operator)
     assert task.policy.privacy_mode is PrivacyMode.PRIVATE_BOUNDARY

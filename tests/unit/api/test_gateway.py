@@ -325,11 +325,14 @@ async def test_our_own_page_and_programs_can_post(node: ScriptedNode, headers: d
 
 async def test_a_listed_origin_may_post_and_read(node: ScriptedNode) -> None:
     origin = "https://app.example"
-    async with client_of(node, cors_origins=(origin,)) as client:
-        answer = await client.post("/v1/chat/completions", json=CHAT, headers={"origin": origin})
+    keys = MemoryKeyStore()
+    key = {"authorization": f"Bearer {make_key(keys)}"}
+    async with client_of(node, keys, cors_origins=(origin,)) as client:
+        answer = await client.post("/v1/chat/completions", json=CHAT, headers={"origin": origin, **key})
         preflight = await client.options("/v1/chat/completions", headers={"origin": origin})
         other = await client.get("/healthz", headers={"origin": "https://evil.example"})
     assert answer.headers["access-control-allow-origin"] == origin
+    assert answer.status_code == 200
     assert preflight.status_code == 204
     assert "authorization" in preflight.headers["access-control-allow-headers"]
     assert "access-control-allow-origin" not in other.headers

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import re
+
 from gnusnode.api.facade import Readiness
 from gnusnode.api.keys import MemoryKeyStore, Scope
 from tests.unit.api.scripted import ScriptedNode
@@ -72,8 +75,13 @@ async def test_the_document_describes_every_body(node: ScriptedNode) -> None:
     async with client_of(node) as client:
         document = (await client.get("/openapi.json")).json()
         assert (await client.get("/docs")).status_code == 404
-    chat = document["paths"]["/v1/chat/completions"]["post"]["requestBody"]["content"]["application/json"]["schema"]
-    assert set(chat["required"]) == {"model", "messages"}
+    assert set(document["components"]["schemas"]["ChatRequest"]["required"]) == {"model", "messages"}
+    for path, operations in document["paths"].items():
+        for method, operation in operations.items():
+            assert "default" in operation["responses"], path
+            assert method != "post" or "requestBody" in operation or path == "/gnus/v1/stop", path
+    names = re.findall(r'"#/components/schemas/([^"]+)"', json.dumps(document))
+    assert set(names) <= set(document["components"]["schemas"])
 
 
 async def test_the_audit_chain_is_shown_to_administrators_only(node: ScriptedNode) -> None:

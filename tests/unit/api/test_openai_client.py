@@ -28,7 +28,7 @@ async def openai_client(node: ScriptedNode, how: str) -> AsyncGenerator[openai.A
 
 pytestmark = [
     pytest.mark.parametrize("how", ["memory", "socket"]),
-    # The client and its transport stop reading at [DONE] or at an error and leave their generators to the garbage collector.
+    # The client stops reading at [DONE] or at an error, and leaves generators to the garbage collector.
     pytest.mark.filterwarnings(r"ignore:Async generator '(openai|httpx2|httpcore2)\._:ResourceWarning"),
 ]
 

@@ -1,0 +1,239 @@
+"""What one step feeds, and what becomes of jobs when a step fails: a scripted context in the place of llama.cpp."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gnusnode.errors import ContextTooLong
+from gnusnode.inference.child.calibrate import Speed
+from gnusnode.inference.child.channel import Outbox
+from gnusnode.inference.child.jobs import Job
+from gnusnode.inference.child.kv import KvCache
+from gnusnode.inference.child.native import Batch, NativeError, Outcome, Row
+from gnusnode.inference.child.scheduler import Scheduler
+from gnusnode.inference.frames import Unpacker
+
+Fed = list[tuple[int, int, int]]
+"""(sequence, position, token) of one decode."""
+
+
+class ScriptedContext:
+    """Answers decodes from a script, then with OK; remembers what each was given."""
+
+    def __init__(self, *outcomes: Outcome) -> None:
+        self.outcomes = list(outcomes)
+        self.decodes: list[Fed] = []
+        self.removed: list[tuple[int, int]] = []
+
+    def decode(self, batch: Batch) -> Outcome:
+        rows = range(batch.size)
+        self.decodes.append([(int(batch._seq[r]), int(batch._pos[r]), int(batch._token[r])) for r in rows])
+        return self.outcomes.pop(0) if self.outcomes else Outcome.OK
+
+    def logits(self, row: int) -> Row:
+        return np.full(4, row, np.float32)
+
+    def remove(self, seq: int, start: int = 0) -> bool:
+        self.removed.append((seq, start))
+        return True
+
+    def copy(self, source: int, target: int, length: int) -> None:
+        pass
+
+
+class CountingJob(Job):
+    """Answers with rising tokens until it has ``answer`` of them."""
+
+    def __init__(self, number: int, prompt: list[int], answer: int = 1) -> None:
+        super().__init__(number, prompt, len(prompt) + answer)
+        self.closed = 0
+        self.fails = False
+
+    def take(self, row: Row, position: int) -> None:
+        if self.fails:
+            raise NativeError("scripted")
+        self.tokens.append(1000 + len(self.tokens))
+        self.finished = len(self.tokens) == self.total
+
+    def close(self, cache: KvCache) -> None:
+        self.closed += 1
+
+
+class Bench:
+    def __init__(self, *outcomes: Outcome, canonical: bool = False, slots: int = 4, prefill: float = 1000.0) -> None:
+        self.context = ScriptedContext(*outcomes)
+        self._read, write = os.pipe()
+        self.outbox = Outbox(write)
+        context: Any = self.context
+        self.cache = KvCache(context, 4000, 2 * slots, 2000, kept=0 if canonical else slots)
+        self.scheduler = Scheduler(
+            context,
+            self.cache,
+            self.outbox,
+            Speed(prefill, 100.0),
+            slots=slots,
+            batch=256,
+            prefill_per_step=128,
+            canonical=canonical,
+        )
+
+    def submit(self, *jobs: CountingJob) -> None:
+        for job in jobs:
+            self.scheduler.submit(job)
+
+    def step(self) -> dict[int, int]:
+        """Tokens per sequence of the next decode."""
+        self.scheduler.step()
+        counts: dict[int, int] = {}
+        for seq, _, _ in self.context.decodes[-1]:
+            counts[seq] = counts.get(seq, 0) + 1
+        return counts
+
+    def events(self) -> list[dict[str, Any]]:
+        self.outbox.send({"ev": "end"})
+        self.outbox.flush()
+        return Unpacker().feed(os.read(self._read, 65536))[1:]
+
+
+@pytest.fixture
+def bench() -> Iterator[type[Bench]]:
+    yield Bench
+
+
+def prompt(family: int, length: int) -> list[int]:
+    return [family * 10_000 + n for n in range(length)]
+
+
+def test_a_prompt_is_fed_in_chunks_then_a_token_a_step() -> None:
+    bench = Bench()
+    job = CountingJob(1, prompt(1, 200), 3)
+    bench.submit(job)
+    sizes = [sum(bench.step().values()) for _ in range(4)]
+    assert sizes == [128, 72, 1, 1]
+    assert job.tokens[-3:] == [1200, 1201, 1202]
+    assert not bench.scheduler.busy
+    assert job.closed == 1
+    positions = [position for fed in bench.context.decodes for _, position, _ in fed]
+    assert positions == list(range(202))
+
+
+def test_answers_keep_their_pace_while_a_prompt_is_fed() -> None:
+    bench = Bench(prefill=500.0)
+    answering = CountingJob(1, prompt(1, 10), 50)
+    bench.submit(answering)
+    bench.step()
+    long = CountingJob(2, prompt(2, 600))
+    bench.submit(long)
+    counts = bench.step()
+    assert counts[answering.lease.seq] == 1  # type: ignore[union-attr]  # it runs
+    assert counts[long.lease.seq] == 50  # type: ignore[union-attr]  # a tenth of a second at 500 tokens a second
+
+
+def test_prompts_share_the_room_and_short_ones_are_done_first() -> None:
+    bench = Bench()
+    long, short = CountingJob(1, prompt(1, 600)), CountingJob(2, prompt(2, 20))
+    bench.submit(long, short)
+    counts = bench.step()
+    assert counts[0 if long.lease is None else long.lease.seq] == 108
+    assert short.finished
+    assert not long.finished
+
+
+def test_an_aborted_step_is_fed_again_in_full() -> None:
+    bench = Bench(Outcome.OK, Outcome.ABORTED)
+    answering, prefilling = CountingJob(1, prompt(1, 10), 9), CountingJob(2, prompt(2, 300))
+    bench.submit(answering)
+    bench.step()
+    bench.submit(prefilling)
+    bench.step()
+    aborted = list(bench.context.decodes[-1])
+    before = list(answering.tokens)
+    assert set(bench.context.removed[-2:]) == {(answering.lease.seq, 10), (prefilling.lease.seq, 0)}  # type: ignore[union-attr]  # both run
+    bench.step()
+    assert bench.context.decodes[-1] == aborted
+    assert answering.tokens == [*before, 1000 + len(before)]
+
+
+def test_a_cancel_after_an_abort_leaves_the_other_job_complete() -> None:
+    bench = Bench(Outcome.OK, Outcome.ABORTED)
+    answering, prefilling = CountingJob(1, prompt(1, 10), 5), CountingJob(2, prompt(2, 300))
+    bench.submit(answering)
+    bench.step()
+    bench.submit(prefilling)
+    bench.step()
+    bench.scheduler.cancel(2)
+    while bench.scheduler.busy:
+        bench.step()
+    assert answering.tokens[10:] == [1010, 1011, 1012, 1013, 1014]
+    assert [event["error"]["code"] for event in bench.events() if event["ev"] == "error"] == ["cancelled"]
+    assert bench.cache.free_cells == 4000 - 10 - 4  # the kept prefix of the one that ended well
+
+
+def test_a_step_without_room_is_tried_again_without_kept_prefixes() -> None:
+    bench = Bench(Outcome.OK, Outcome.NO_SLOT, Outcome.OK)
+    bench.submit(CountingJob(1, prompt(1, 20)))
+    bench.step()
+    later = CountingJob(2, prompt(2, 20))
+    bench.submit(later)
+    bench.step()
+    assert later.finished
+    assert [e for e in bench.events() if e["ev"] == "error"] == []
+
+
+def test_what_fails_in_one_job_ends_that_job_only() -> None:
+    bench = Bench()
+    bad, good = CountingJob(1, prompt(1, 10), 3), CountingJob(2, prompt(2, 10), 3)
+    bad.fails = True
+    bench.submit(bad, good)
+    while bench.scheduler.busy:
+        bench.step()
+    assert good.tokens[10:] == [1010, 1011, 1012]
+    errors = [(event["id"], event["error"]["code"]) for event in bench.events() if event["ev"] == "error"]
+    assert errors == [(1, "engine_failed")]
+    assert (bad.closed, good.closed) == (1, 1)
+
+
+def test_no_more_jobs_run_than_there_are_slots() -> None:
+    bench = Bench(slots=2)
+    bench.submit(*(CountingJob(n, prompt(n, 10), 5) for n in range(1, 5)))
+    bench.step()
+    assert (bench.scheduler.active, bench.scheduler.queued) == (2, 2)
+
+
+def test_what_can_never_fit_is_refused() -> None:
+    with pytest.raises(ContextTooLong, match="2001 tokens"):
+        Bench().scheduler.require_room(1900, 101)
+
+
+def test_a_canonical_prompt_is_fed_alone_in_fixed_chunks_between_answers() -> None:
+    bench = Bench(canonical=True)
+    answering = CountingJob(1, prompt(1, 10), 50)
+    bench.submit(answering)
+    bench.step()
+    first, second = CountingJob(2, prompt(2, 200)), CountingJob(3, prompt(3, 20))
+    bench.submit(first, second)
+    kinds = [bench.step() for _ in range(6)]
+    assert all(len(counts) == 1 for counts in kinds)
+    assert [sum(counts.values()) for counts in kinds] == [1, 128, 1, 72, 1, 20]
+
+
+def test_a_prefill_is_named_for_aborts_while_it_runs() -> None:
+    bench = Bench()
+    seen: list[bool] = []
+
+    class Watching(ScriptedContext):
+        def decode(self, batch: Batch) -> Outcome:
+            seen.append(bench.scheduler.aborts_for(7))
+            return super().decode(batch)
+
+    bench.scheduler._context = Watching()  # type: ignore[assignment]  # a context in all that is used
+    bench.submit(CountingJob(7, prompt(1, 20), 3))
+    bench.scheduler.step()
+    bench.scheduler.step()
+    assert seen == [True, False]
+    assert not bench.scheduler.aborts_for(7)
