@@ -143,7 +143,7 @@ class Supervisor:
         return EngineFailed(
             f"the model is in quarantine: {self.reason}",
             where=self._spec.model_name,
-            hint="verify the file, then `gnusnode models verify --release`, or wait",
+            hint="check the file with `gnusnode models verify`; it is tried again later",
         )
 
     async def run(self, *, task_status: trio.TaskStatus[None]) -> None:

@@ -1,6 +1,6 @@
-"""What a user of a node feels: start, help, decode through the daemon against the raw loop, prefix reuse, parallel streams.
+"""What a user of a node feels: start, help, decode through the daemon against the raw loop, prefix, parallel streams.
 
-    python scripts/bench/daemon.py [start] [help] [decode] [prefix] [parallel] [overhead] [--rounds N] [--rival PYTHON]
+    python scripts/bench/daemon.py [start | help | decode | prefix | parallel | overhead …] [--rounds N] [--rival PYTHON]
 
 Every comparison is interleaved within one run, since the machine may be shared; figures are printed raw. ``--rival`` names a
 Python that has ``xllamacpp``: its llama-server then runs on the same file, in turn with ours.
@@ -139,7 +139,7 @@ def bench_help(rounds: int) -> None:
 
 
 def bench_decode(rounds: int, model: Path) -> None:
-    """Tokens per second of one stream through the daemon / of the raw low-level loop, round by round, order alternating."""
+    """Tokens per second of one stream through the daemon / of the raw low-level loop, in turn."""
     raw, ours, ratios = [], [], []
     with node(env_threads()) as running, raw_loop.Raw(model, threads=1) as loop:
         stream(running.port, PROMPT, 8)
@@ -157,7 +157,7 @@ def bench_decode(rounds: int, model: Path) -> None:
 
 def bench_prefix(rounds: int, model: Path) -> None:
     """Seconds to the first token with a prefix of about 300 tokens: never seen, then seen."""
-    words = "river stone cloud lamp wheel bread copper garden winter signal harbour ladder".split()
+    words = ["river", "stone", "cloud", "lamp", "wheel", "bread", "copper", "garden", "winter", "harbour", "ladder"]
     cold, warm = [], []
     with node(env_threads()) as running:
         stream(running.port, PROMPT, 2)
@@ -219,7 +219,8 @@ def rival_server(python: str | None, model: Path) -> Iterator[tuple[int, Any] | 
         port = probe.getsockname()[1]
     code = (
         "import sys, time, xllamacpp as x\n"
-        "p = x.CommonParams(); p.model.path = sys.argv[1]; p.n_parallel = 4; p.n_ctx = 8192; p.port = int(sys.argv[2])\n"
+        "p = x.CommonParams(); p.model.path = sys.argv[1]; p.port = int(sys.argv[2])\n"
+        "p.n_parallel = 4; p.n_ctx = 8192\n"
         "p.cpuparams.n_threads = 1; p.cpuparams_batch.n_threads = 1\n"
         "s = x.Server(p); print('up', flush=True); time.sleep(3600)\n"
     )
@@ -239,7 +240,7 @@ def rival_server(python: str | None, model: Path) -> Iterator[tuple[int, Any] | 
 
 
 def bench_overhead(rounds: int) -> None:
-    """CPU milliseconds of the daemon itself per request, with one token asked of the model, and p95 of /healthz beside it."""
+    """CPU milliseconds of the daemon itself per request of one token; p95 of /healthz beside four streams."""
     with node(env_threads()) as running:
         stream(running.port, PROMPT, 2)
         main = psutil.Process(running.process.pid)

@@ -1,6 +1,6 @@
 """The yardstick: llama.cpp's low-level API in the plainest loop there is, in a process of its own.
 
-One sequence, one token a decode, greedy; nothing is streamed, queued or checked. What the daemon loses against this is its price.
+One sequence, one token a decode, greedy; nothing is streamed, queued or checked.
 """
 
 from __future__ import annotations

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -98,11 +97,6 @@ class Bench:
         self.outbox.send({"ev": "end"})
         self.outbox.flush()
         return Unpacker().feed(os.read(self._read, 65536))[1:]
-
-
-@pytest.fixture
-def bench() -> Iterator[type[Bench]]:
-    yield Bench
 
 
 def prompt(family: int, length: int) -> list[int]:
