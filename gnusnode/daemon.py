@@ -110,7 +110,7 @@ async def open_node(home: Home, loaded: Loaded, *, stop: trio.Event) -> AsyncGen
             roster = Roster.solo(identity.peer_id)
             context = role_context(identity, roster, observer)
             async with open_hosting(home, settings, identity.peer_id, observer) as hosting:
-                metrics.engines.follow(lambda: [card.engine for card in hosting.cards()])
+                metrics.engines.follow(hosting.engine_infos)
                 roles = Supervisor(await build_roles(settings, context, rpc, hosting, store), observer.bus)
                 node = Node(home, loaded, context, roster, observer, store, audit, rpc, roles, hosting, stop)
                 try:

@@ -1,8 +1,8 @@
 """The one error tree of gnusnode.
 
 Every expected failure that crosses a module boundary is one of these classes. A class fixes the stable wire code, the
-HTTP status and the exit code; an instance says *what* went wrong, *where*, and *what to do next*. Errors cross the swarm as
-``to_wire`` dictionaries and come back as the same class.
+HTTP status and the exit code; an instance says *what* went wrong, *where*, and *what to do next*. Errors cross the
+swarm as ``to_wire`` dictionaries and come back as the same class.
 
     GnusError
     ├── RequestError            400  the caller's fault

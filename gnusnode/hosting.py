@@ -12,6 +12,7 @@ import trio
 
 from gnusnode.config.paths import Home
 from gnusnode.config.settings import RemoteEngine, Settings
+from gnusnode.contracts.generation import EngineInfo
 from gnusnode.contracts.plan import ExpertRole
 from gnusnode.contracts.services import ExpertCard
 from gnusnode.errors import ConfigError, GnusError, storage_error
@@ -63,6 +64,10 @@ class Hosting:
     def cards(self) -> tuple[ExpertCard, ...]:
         """All experts of this node, those that load included."""
         return self.core.cards(self._peer_id) + self.elm.cards(self._peer_id)
+
+    def engine_infos(self) -> tuple[EngineInfo, ...]:
+        """All engines, canonical ones included."""
+        return self._manager.infos()
 
     def pending(self) -> dict[str, str]:
         """Why what the settings ask for cannot be used yet; empty when it can."""
@@ -230,7 +235,7 @@ def _tell(observer: Observer, name: str, fields: dict[str, Any]) -> None:
             observer.bus.publish(events.EngineChanged(model=model, state="ready", cause="start"))
         case "engine_died":
             _log.warning("the engine of %s ended: %s", model, fields["reason"])
-            observer.bus.publish(events.EngineChanged(model=model, state="restarting", cause="crash"))
+            observer.bus.publish(events.EngineChanged(model=model, state="restarting", cause=fields["cause"]))
         case "engine_quarantined":
             health.warn(ENGINE_QUARANTINED, f"{model}: {fields['reason']}", about=model)
             observer.bus.publish(events.EngineChanged(model=model, state="quarantined", cause="crash"))

@@ -36,7 +36,7 @@ _INBOX: Final = 4
 """Body chunks read ahead of the application."""
 _LINGER: Final = 0.25
 """Seconds that the work of a connection may go on after its client has left."""
-_DISCARD: Final = 2.0
+_DISCARD: Final = 1.0
 """Seconds in which a refused client may still be sending, so that it gets to read our answer instead of a reset."""
 
 Message = MutableMapping[str, Any]

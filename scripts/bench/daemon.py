@@ -1,9 +1,9 @@
 """What a user of a node feels: start, help, decode through the daemon against the raw loop, prefix, parallel streams.
 
-    python scripts/bench/daemon.py [start | help | decode | prefix | parallel | overhead …] [--rounds N] [--rival PYTHON]
+    python scripts/bench/daemon.py [start help decode prefix parallel overhead] [--rounds N] [--rival PYTHON]
 
-Every comparison is interleaved within one run, since the machine may be shared; figures are printed raw. ``--rival`` names a
-Python that has ``xllamacpp``: its llama-server then runs on the same file, in turn with ours.
+Every comparison is interleaved within one run, since the machine may be shared; figures are printed raw. ``--rival``
+names a Python that has ``xllamacpp``: its llama-server then runs on the same file, in turn with ours.
 """
 
 from __future__ import annotations

@@ -264,8 +264,9 @@ def per_cpu_second(runs: list[Run]) -> float:
     return statistics.median(run.tokens / run.cpu_s for run in runs)
 
 
-def decode_rate(runs: list[Run], tokens: int) -> float:
-    return statistics.median((tokens - 1) / run.decode_s for run in runs)
+def decode_rate(runs: list[Run]) -> float:
+    """Of runs of one stream, which may end early."""
+    return statistics.median((run.tokens - 1) / run.decode_s for run in runs)
 
 
 def prefix_record(contender: Child, rounds: int) -> dict[str, Any]:
@@ -346,7 +347,7 @@ def main() -> None:
             print(json.dumps({**record, **about}), flush=True)
 
         runs = interleaved([raw, ours], 1, options.tokens, options.rounds)
-        rates = {name: decode_rate(of, options.tokens) for name, of in runs.items()}
+        rates = {name: decode_rate(of) for name, of in runs.items()}
         figures = {name: [asdict(run) for run in of] for name, of in runs.items()}
         emit({"figure": "decode", "tokens_per_s": rates, "ratio": rates["child"] / rates["raw"], "runs": figures})
 

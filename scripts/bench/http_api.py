@@ -1,4 +1,4 @@
-"""What the HTTP layer costs by itself: CPU per request and per chunk, with a node that answers by a script.
+"""The cost of the HTTP layer: CPU per request and per chunk, and how it bears clients that leave or do not read.
 
     python scripts/bench/http_api.py [--requests N] [--chunks N]
 
@@ -9,6 +9,7 @@ are plain sockets that keep their connection. Prints one JSON record a line.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import socket
 import subprocess
@@ -67,6 +68,9 @@ class Server:
         times = self._process.cpu_times()
         return times.user + times.system
 
+    def rss(self) -> int:
+        return self._process.memory_info().rss
+
     def close(self) -> None:
         self._child.communicate("", timeout=10)
 
@@ -123,6 +127,72 @@ def stream(chunks: int) -> None:
         )
 
 
+def stuck(count: int = 50, seconds: float = 5.0) -> None:
+    """Clients that ask for a stream and never read: the server's memory, and what another client notices."""
+    server = Server(chunks=10**7, interval=0.0)
+    body = json.dumps({**CHAT, "stream": True}).encode()
+    with contextlib.ExitStack() as open_sockets:
+        other = open_sockets.enter_context(socket.create_connection(("127.0.0.1", server.port)))
+        probe = head("GET", "/healthz")
+        alone = sorted(_timed(other, probe) for _ in range(50))
+        before = server.rss()
+        for _ in range(count):
+            sock = open_sockets.enter_context(socket.create_connection(("127.0.0.1", server.port)))
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            sock.sendall(head("POST", "/v1/chat/completions", body))
+        time.sleep(seconds)
+        middle = server.rss()
+        time.sleep(seconds)
+        beside = sorted(_timed(other, probe) for _ in range(50))
+        figures = {
+            "streams": count,
+            "rss_mib_before": before / 2**20,
+            f"rss_mib_after_{seconds:g}_s": middle / 2**20,
+            f"rss_mib_after_{2 * seconds:g}_s": server.rss() / 2**20,
+            "other_client_ms_before": alone[25] * 1000,
+            "other_client_ms_beside": beside[25] * 1000,
+        }
+    server.close()
+    emit("streams that are never read", figures)
+
+
+def _timed(sock: socket.socket, request: bytes) -> float:
+    began = time.perf_counter()
+    exchange(sock, request, b'{"status":"ok"}')
+    return time.perf_counter() - began
+
+
+def leaving(rounds: int = 20) -> None:
+    """How long generation goes on after its client has left, and how long a stop takes with a stream open."""
+
+    async def run() -> tuple[list[float], float]:
+        node = ScriptedNode(Script(endless=True, interval=0.005))
+        body = json.dumps({**CHAT, "stream": True}).encode()
+        waits: list[float] = []
+        async with trio.open_nursery() as nursery:
+            options = ApiOptions(port=0)
+            bound = await nursery.start(partial(serve_api, node, options, MemoryKeyStore(), node.observer))
+            for _ in range(rounds):
+                async with await trio.open_tcp_stream(*bound.tcp[0]) as stream:
+                    await stream.send_all(head("POST", "/v1/chat/completions", body))
+                    await node.begun(node.sent + 20)
+                began = time.perf_counter()
+                await node.settled()
+                waits.append((time.perf_counter() - began) * 1000)
+            stream = await trio.open_tcp_stream(*bound.tcp[0])
+            await stream.send_all(head("POST", "/v1/chat/completions", body))
+            await node.begun(node.sent + 20)
+            began = time.perf_counter()
+            node.stopping.set()
+        stopped = time.perf_counter() - began
+        await stream.aclose()
+        return waits, stopped
+
+    waits, stopped = trio.run(run)
+    emit("client leaves a stream", {"ms_median": sorted(waits)[rounds // 2], "ms_max": max(waits)})
+    emit("node stops with a stream that is not read", {"ms": stopped * 1000})
+
+
 def emit(name: str, figures: dict[str, Any]) -> None:
     record.emit(f"http: {name}", {key: round(value, 1) for key, value in figures.items()})
 
@@ -145,6 +215,8 @@ def main() -> None:
         given.requests,
     )
     stream(given.chunks)
+    leaving()
+    stuck()
 
 
 if __name__ == "__main__":
