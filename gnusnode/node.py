@@ -93,9 +93,9 @@ class Node:
         call = ModelCall(model=model, embed=request)
         return await self.rpc.call(INGRESS_EMBED, call, CallContext(request.request_id, deadline))
 
-    async def plan(self, request_id: str) -> PlanView:
+    async def plan(self, request_id: str, *, tenant: str | None = None) -> PlanView:
         context = CallContext(request_id, time.monotonic() + PLAN_SECONDS)
-        return await self.rpc.call(INGRESS_PLAN, PlanQuery(request_id=request_id), context)
+        return await self.rpc.call(INGRESS_PLAN, PlanQuery(request_id=request_id, tenant=tenant), context)
 
     def verify(self, record: SignedRecord) -> Outcome:
         """Whether the record was to be believed when it was issued: what is past its time was not wrong then."""

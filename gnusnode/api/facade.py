@@ -70,8 +70,8 @@ class NodeFacade(Protocol):
 
     async def embed(self, model: str, request: EmbedRequest, *, deadline: float) -> EmbedResult: ...
 
-    async def plan(self, request_id: str) -> PlanView:
-        """Raises ``NotFound`` when this node has no such request."""
+    async def plan(self, request_id: str, *, tenant: str | None = None) -> PlanView:
+        """The records of a request of ``tenant`` (None: of anybody). Raises ``NotFound`` when there is none."""
         ...
 
     def verify(self, record: SignedRecord) -> Outcome:

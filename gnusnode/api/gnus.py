@@ -14,7 +14,8 @@ from gnusnode.api.document import body_of
 from gnusnode.api.envelope import json_response
 from gnusnode.api.events import EventStream
 from gnusnode.api.facade import NodeFacade
-from gnusnode.api.keys import ApiKey, KeyStore, NewKey
+from gnusnode.api.gateway import info_of
+from gnusnode.api.keys import ApiKey, KeyStore, NewKey, Scope
 from gnusnode.api.options import ApiOptions
 from gnusnode.contracts.base import SignedRecord
 from gnusnode.errors import Unprocessable
@@ -30,8 +31,9 @@ def node_routes(node: NodeFacade, options: ApiOptions, observer: Observer) -> AP
         return json_response(node.status())
 
     @router.get("/plans/{request_id}", summary="The signed records of a request, and whether they hold")
-    async def plan(request_id: str) -> Response:
-        view = await node.plan(request_id)
+    async def plan(request: Request, request_id: str) -> Response:
+        caller = info_of(request.scope).principal
+        view = await node.plan(request_id, tenant=None if caller.allows(Scope.ADMIN) else caller.tenant)
         verification = {
             "plan": _verdict(node, view.plan),
             "outputs": [_verdict(node, output) for output in view.outputs],

@@ -185,6 +185,8 @@ class PlanQuery(Record):
     record_name: ClassVar[str] = "plan-query"
 
     request_id: Uuid
+    tenant: Name | None = None
+    """Whose requests may be looked up; None: everybody's, which is for the operator."""
 
 
 class PlanView(Record):
@@ -194,6 +196,7 @@ class PlanView(Record):
     max_bytes: ClassVar[int] = 8 * 1024 * 1024
 
     request_id: Uuid
+    tenant: Name
     plan: ExecutionPlan
     outputs: tuple[ExpertOutput, ...] = ()
     reasons: tuple[str, ...] = ()

@@ -68,6 +68,7 @@ class _Account:
     """What is known of a running request: the basis of its event, its metrics and its entry in the log."""
 
     request_id: str
+    tenant: str
     endpoint: str
     begin: float = field(default_factory=time.perf_counter)
     plan: ExecutionPlan | None = None
@@ -141,7 +142,7 @@ class Ingress:
     async def _plan(self, query: PlanQuery, context: CallContext) -> PlanView:
         del context
         view = await self._log.get(query.request_id)
-        if view is None:
+        if view is None or query.tenant not in (None, view.tenant):
             raise NotFound(
                 f"no request {query.request_id} is known here",
                 hint="ask the node that answered it; only the latest requests are kept",
@@ -178,7 +179,7 @@ class Ingress:
                 if (item.plan.request_id, item.plan.policy_hash) != (account.request_id, account.policy_hash):
                     raise RecordRefused("the plan is for another request or policy", where="execution-plan")
                 account.plan = item.plan
-                await self._log.put_plan(item)
+                await self._log.put_plan(item, account.tenant)
             case ChoiceDone():
                 self._node.require(item.output)
                 if account.plan is None or item.output.plan_hash != account.plan.digest:
@@ -209,7 +210,7 @@ class Ingress:
             Conflict: a request of this id is running. RateLimited, Overloaded: too many are.
         """
         self._check_bounds(request_id, tenant)
-        account = _Account(request_id, endpoint)
+        account = _Account(request_id, tenant, endpoint)
         self._active[tenant] += 1
         self._running.add(request_id)
         self._node.observer.bus.publish(events.RequestStarted(request_id=request_id, endpoint=endpoint))

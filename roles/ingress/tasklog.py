@@ -24,7 +24,7 @@ KEEP: Final = 1000
 class TaskLog(Protocol):
     """Plans, outputs and ends of requests. What was put is there for ``get`` when the call returns."""
 
-    async def put_plan(self, made: PlanMade) -> None:
+    async def put_plan(self, made: PlanMade, tenant: str) -> None:
         """The request runs under this plan from now on; a later plan of the same request replaces it."""
         ...
 
@@ -51,8 +51,8 @@ class MemoryTaskLog:
         self._keep = keep
         self._views: OrderedDict[str, PlanView] = OrderedDict()
 
-    async def put_plan(self, made: PlanMade) -> None:
-        self._views[made.plan.request_id] = running(made)
+    async def put_plan(self, made: PlanMade, tenant: str) -> None:
+        self._views[made.plan.request_id] = running(made, tenant)
         self._views.move_to_end(made.plan.request_id)
         while len(self._views) > self._keep:
             self._views.popitem(last=False)
@@ -107,8 +107,8 @@ class StoreTaskLog:
             await store.write(lambda txn: [_remove(txn, request_id) for request_id in surplus])
         return log
 
-    async def put_plan(self, made: PlanMade) -> None:
-        view = running(made)
+    async def put_plan(self, made: PlanMade, tenant: str) -> None:
+        view = running(made, tenant)
         self._kept[view.request_id] = None
         self._kept.move_to_end(view.request_id)
         surplus = self._surplus()
@@ -181,8 +181,8 @@ def _read(key: bytes, value: bytes) -> PlanView | None:
         return None
 
 
-def running(made: PlanMade) -> PlanView:
-    return PlanView(request_id=made.plan.request_id, plan=made.plan, reasons=made.reasons, state="running")
+def running(made: PlanMade, tenant: str) -> PlanView:
+    return PlanView(request_id=made.plan.request_id, tenant=tenant, plan=made.plan, reasons=made.reasons, state="running")
 
 
 def ended(view: PlanView, error: GnusError | None, stages_ms: dict[str, float] | None) -> PlanView:

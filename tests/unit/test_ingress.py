@@ -407,3 +407,16 @@ async def test_embeddings_come_from_whoever_has_the_model():
     async with world() as node:
         with pytest.raises(NoExpert):
             await embed(node, embed=wanted)
+
+
+async def test_the_records_of_a_request_are_shown_to_its_tenant_and_the_operator_only():
+    async with world([FakeEngine()]) as node:
+        request = task(policy=PolicyEnvelope(tenant="acme"))
+        await node.chat(request)
+        request_id = request.generation.request_id
+        context = CallContext("r", time.monotonic() + 60)
+        for tenant in ("acme", None):
+            view = await node.rpc.call(INGRESS_PLAN, PlanQuery(request_id=request_id, tenant=tenant), context)
+            assert view.tenant == "acme"
+        with pytest.raises(NotFound):
+            await node.rpc.call(INGRESS_PLAN, PlanQuery(request_id=request_id, tenant="other"), context)

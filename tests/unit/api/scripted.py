@@ -166,7 +166,11 @@ class ScriptedNode:
                 timing=Timing(),
             )
         self.plans[request.generation.request_id] = PlanView(
-            request_id=request.generation.request_id, plan=plan, outputs=tuple(outputs), state="done"
+            request_id=request.generation.request_id,
+            tenant=request.policy.tenant,
+            plan=plan,
+            outputs=tuple(outputs),
+            state="done",
         )
         if script.ends_early:
             return
@@ -239,11 +243,12 @@ class ScriptedNode:
         self.embeds.append((model, request))
         return EmbedResult(vectors=tuple((0.6, 0.8, float(len(text))) for text in request.texts), prompt_tokens=7)
 
-    async def plan(self, request_id: str) -> PlanView:
+    async def plan(self, request_id: str, *, tenant: str | None = None) -> PlanView:
         await trio.lowlevel.checkpoint()
-        if request_id not in self.plans:
+        view = self.plans.get(request_id)
+        if view is None or tenant not in (None, view.tenant):
             raise NotFound(f"no request {request_id!r}")
-        return self.plans[request_id]
+        return view
 
     def verify(self, record: SignedRecord) -> Outcome:
         return Outcome.OK if record.signature_is_valid() else Outcome.BAD_SIGNATURE

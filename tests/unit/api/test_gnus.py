@@ -94,3 +94,14 @@ async def test_the_audit_chain_is_shown_to_administrators_only(node: ScriptedNod
         assert (await admin.get("/gnus/v1/audit/events?count=501")).status_code == 422
     async with client_of(ScriptedNode(), keys, token=make_key(keys, Scope.READ, Scope.CHAT, Scope.APPROVE)) as other:
         assert (await other.get("/gnus/v1/audit/events")).status_code == 403
+
+
+async def test_a_key_sees_the_plans_of_its_own_tenant_only(node: ScriptedNode) -> None:
+    keys = MemoryKeyStore()
+    async with client_of(node, keys, token=make_key(keys, tenant="acme")) as client:
+        request_id = (await client.post("/v1/chat/completions", json=CHAT)).headers["x-request-id"]
+        assert (await client.get(f"/gnus/v1/plans/{request_id}")).status_code == 200
+    async with client_of(node, keys, token=make_key(keys, tenant="rival")) as client:
+        assert (await client.get(f"/gnus/v1/plans/{request_id}")).status_code == 404
+    async with client_of(node, keys, token=make_key(keys, Scope.ADMIN)) as client:
+        assert (await client.get(f"/gnus/v1/plans/{request_id}")).status_code == 200
