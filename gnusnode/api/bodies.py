@@ -13,6 +13,7 @@ from gnusnode.errors import Cancelled, GnusError, RequestError
 T = TypeVar("T", bound=BaseModel)
 
 _BAD_JSON: Final = "the body is not JSON"
+_TYPES: Final = frozenset({"str", "int", "float", "bool", "none", "dict", "list"})
 
 
 async def read_body(request: Request, model: type[T], *, shape_error: type[GnusError] = RequestError) -> T:
@@ -41,10 +42,15 @@ async def read_body(request: Request, model: type[T], *, shape_error: type[GnusE
 
 
 def _first_fault(error: ValidationError) -> dict[str, Any]:
-    first = error.errors(include_url=False, include_input=False)[0]
-    # Discriminators and union members stand in the location, but are no fields: they carry brackets or dashes.
-    path = [str(part) for part in first["loc"] if not (isinstance(part, str) and not part.isidentifier())]
-    param = ".".join(path) or None
-    reason = first["msg"].removeprefix("Value error, ")
-    what = f"{param}: {reason}" if param else reason
-    return {"what": what, "param": param}
+    faults = error.errors(include_url=False, include_input=False)
+    # Of a field that may be several things, the fault that lies deepest belongs to the thing that was meant.
+    same_field = [fault for fault in faults if fault["loc"][:1] == faults[0]["loc"][:1]]
+    fault = max(same_field, key=lambda one: len(one["loc"]))
+    param = ".".join(str(part) for part in fault["loc"] if _is_field(part)) or None
+    reason = fault["msg"].removeprefix("Value error, ")
+    return {"what": f"{param}: {reason}" if param else reason, "param": param}
+
+
+def _is_field(part: int | str) -> bool:
+    """Whether a part of a location is a field or an index, and not the name of a type that was tried."""
+    return isinstance(part, int) or (part.isidentifier() and part.islower() and part not in _TYPES)

@@ -66,7 +66,15 @@ class FrameError(ValueError):
 
 
 def pack(frame: dict[str, Any]) -> bytes:
-    body = canonical.encode(frame)
+    return _framed(canonical.encode(frame))
+
+
+def pack_known(frame: dict[str, Any]) -> bytes:
+    """``pack`` without the check of every value, for frames that are sent for every token."""
+    return _framed(canonical.encode_known(frame))
+
+
+def _framed(body: bytes) -> bytes:
     if len(body) > MAX_FRAME:
         raise FrameError(f"a frame of {len(body)} bytes is over the limit of {MAX_FRAME}")
     return _HEADER.pack(len(body)) + body

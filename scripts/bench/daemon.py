@@ -1,6 +1,6 @@
 """What a user of a node feels: start, help, decode through the daemon against the raw loop, prefix, parallel streams.
 
-    python scripts/bench/daemon.py [start help decode prefix parallel overhead] [--rounds N] [--rival PYTHON]
+    python scripts/bench/daemon.py [start help decode …] [--rounds N] [--rival PYTHON] [--model FILE]
 
 Every comparison is interleaved within one run, since the machine may be shared; figures are printed raw. ``--rival``
 names a Python that has ``xllamacpp``: its llama-server then runs on the same file, in turn with ours.
@@ -72,9 +72,26 @@ class Node:
 
 
 @contextlib.contextmanager
-def node(*flags: str) -> Iterator[Node]:
+def node(*flags: str, model: Path | None = None) -> Iterator[Node]:
+    """A node; with ``model`` it serves that file instead of the packaged one."""
     with tempfile.TemporaryDirectory() as folder:
-        running = Node(Path(folder) / "home", *flags)
+        home = Path(folder) / "home"
+        if model is not None and model != raw_loop.default_model():
+            add = [
+                sys.executable,
+                "-m",
+                "gnusnode",
+                "models",
+                "add",
+                str(model),
+                "--name",
+                "bench",
+                "--home",
+                str(home),
+            ]
+            subprocess.run(add, check=True, stdout=subprocess.DEVNULL)
+            flags = (*flags, "--model", "bench")
+        running = Node(home, *flags)
         try:
             yield running
         finally:
@@ -141,7 +158,7 @@ def bench_help(rounds: int) -> None:
 def bench_decode(rounds: int, model: Path) -> None:
     """Tokens per second of one stream through the daemon / of the raw low-level loop, in turn."""
     raw, ours, ratios = [], [], []
-    with node(env_threads()) as running, raw_loop.Raw(model, threads=1) as loop:
+    with node(env_threads(), model=model) as running, raw_loop.Raw(model, threads=1) as loop:
         stream(running.port, PROMPT, 8)
         loop.run(8)
         for number in range(rounds):
@@ -159,7 +176,7 @@ def bench_prefix(rounds: int, model: Path) -> None:
     """Seconds to the first token with a prefix of about 300 tokens: never seen, then seen."""
     words = ["river", "stone", "cloud", "lamp", "wheel", "bread", "copper", "garden", "winter", "harbour", "ladder"]
     cold, warm = [], []
-    with node(env_threads()) as running:
+    with node(env_threads(), model=model) as running:
         stream(running.port, PROMPT, 2)
         for number in range(rounds):
             rng = random.Random(number)
@@ -175,7 +192,7 @@ def bench_prefix(rounds: int, model: Path) -> None:
 def bench_parallel(rounds: int, model: Path, rival: str | None) -> None:
     """Tokens per CPU second (daemon and engine together) with one stream and with four; llama-server in turn."""
     figures: dict[str, list[float]] = {"one": [], "four": [], "gain": []}
-    with node(env_threads()) as running, rival_server(rival, model) as other:
+    with node(env_threads(), model=model) as running, rival_server(rival, model) as other:
         parties: list[tuple[str, int, Any]] = [("", running.port, running.cpu_s)]
         if other:
             figures |= {"rival_one": [], "rival_four": [], "rival_gain": [], "four_vs_rival": []}
@@ -276,8 +293,9 @@ def main() -> None:
     parser.add_argument("benches", nargs="*", choices=every, default=every)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--rival")
+    parser.add_argument("--model", type=Path, help="another GGUF file for decode, prefix and parallel")
     options = parser.parse_args()
-    model = raw_loop.default_model()
+    model = options.model or raw_loop.default_model()
     for bench in options.benches or every:
         match bench:
             case "start":

@@ -248,11 +248,14 @@ def raw_loop(model_path: str, flash: bool) -> None:
     del quiet
 
 
-def interleaved(contenders: list[Contender], streams: int, tokens: int, rounds: int) -> dict[str, list[Run]]:
-    """``rounds`` runs of each contender, in turns, after one that warms up."""
+def interleaved(
+    contenders: list[Contender], streams: int, tokens: int, rounds: int, *, vary: bool = True
+) -> dict[str, list[Run]]:
+    """``rounds`` runs of each contender, in turns, after one that warms up; with ``vary`` each on new prompts."""
     results: dict[str, list[Run]] = {contender.name: [] for contender in contenders}
     for number in range(rounds + 1):
-        prompts = [f"Chapter {number}. Once upon a time there was {subject}, and" for subject in SUBJECTS[:streams]]
+        chapter = number if vary else 1
+        prompts = [f"Chapter {chapter}. Once upon a time there was {subject}, and" for subject in SUBJECTS[:streams]]
         for contender in contenders:
             run = contender.run(prompts, tokens)
             if number:
@@ -355,7 +358,7 @@ def main() -> None:
         def emit(record: dict[str, Any]) -> None:
             print(json.dumps({**record, **about}), flush=True)
 
-        runs = interleaved([raw, ours], 1, options.tokens, options.rounds)
+        runs = interleaved([raw, ours], 1, options.tokens, options.rounds, vary=False)
         rates = {name: decode_rate(of) for name, of in runs.items()}
         figures = {name: [asdict(run) for run in of] for name, of in runs.items()}
         ratio = _ratio(rates["child"], rates["raw"])

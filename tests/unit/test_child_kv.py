@@ -114,16 +114,25 @@ def test_a_job_waits_until_its_whole_budget_fits() -> None:
 
 
 def test_the_least_recently_used_prefix_goes_first() -> None:
-    kv, memory = cache(100, kept=3)
+    kv, memory = cache(400, kept=3)
     old, used, new = (list(range(base, base + 20)) for base in (0, 100, 200))
     for tokens in (old, used, new):
         serve(kv, memory, tokens, 20)
     serve(kv, memory, [*used[:19], 500], 20)  # touches the second
-    big = kv.acquire(list(range(300, 310)), 45)
+    big = kv.acquire(list(range(300, 310)), 345)
     assert big is not None
     kv.release(big, [])
     assert kv.acquire([*old, 1], 21).cached == 0  # type: ignore[union-attr]  # there is room: a lease comes
     assert kv.acquire([*used[:19], 2], 20).cached == 19  # type: ignore[union-attr]  # as above
+
+
+def test_kept_prefixes_hold_a_quarter_of_the_cells_at_most() -> None:
+    kv, memory = cache(400, kept=4)
+    for base in (0, 1000, 2000):
+        serve(kv, memory, list(range(base, base + 45)), 50)
+    assert memory.used == 90
+    serve(kv, memory, list(range(3000, 3200)), 200)
+    assert memory.used == 200
 
 
 def test_without_sharing_nothing_is_kept() -> None:

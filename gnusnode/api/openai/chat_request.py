@@ -128,6 +128,7 @@ def to_task(chat: ChatRequest, info: RequestInfo, options: ApiOptions, *, n_ctx:
         stop=tuple(chat.stop or ()),
         json_schema=_schema(chat.response_format),
         top_logprobs=(chat.top_logprobs or 0) if chat.logprobs else None,
+        profile=chat.profile,
         tenant=info.principal.tenant,
         deadline_ms=int(min(options.request_seconds * 1000, policy.max_wall_ms)),
     )

@@ -13,7 +13,7 @@ from gnusnode.api.gateway import RequestInfo
 from gnusnode.api.options import ApiOptions
 from gnusnode.api.tasks import Event
 from gnusnode.contracts.base import describe
-from gnusnode.contracts.generation import Delta, Sampling, TokenLogprob, Usage
+from gnusnode.contracts.generation import ContextProfile, Delta, Sampling, TokenLogprob, Usage
 from gnusnode.contracts.policy import PolicyEnvelope, narrow
 from gnusnode.contracts.services import MAX_CHOICES, ChoiceDelta, ChoiceDone, PlanMade, TaskDone
 from gnusnode.errors import RequestError, UnsupportedField
@@ -60,7 +60,7 @@ class SamplingFields(Wire):
     stream_options: StreamOptions | None = None
     logit_bias: dict[str, float] | None = None
     gnus: dict[str, Any] | None = None
-    """Our extension: fields of the policy envelope."""
+    """Our extension: ``profile``, and fields of the policy envelope."""
 
     @property
     def choices(self) -> int:
@@ -84,10 +84,21 @@ class SamplingFields(Wire):
 
     def sampling(self, defaults: Sampling) -> Sampling:
         """The complete, disclosed sampler chain; without a seed, a random one."""
-        names = ("temperature", "top_p", "top_k", "min_p", "frequency_penalty", "presence_penalty")
-        asked = {name: value for name in names if (value := getattr(self, name)) is not None}
+        asked = {name: value for name in _SAMPLED if (value := getattr(self, name)) is not None}
         seed = secrets.randbelow(_MAX_SEED) + 1 if self.seed is None else (self.seed - 1) % _MAX_SEED + 1
         return Sampling(**{**defaults.model_dump(), **asked, "seed": seed})
+
+    @property
+    def profile(self) -> ContextProfile:
+        """``gnus.profile``: how the context is set up.
+
+        Raises:
+            RequestError: neither throughput nor canonical.
+        """
+        asked = (self.gnus or {}).get("profile", ContextProfile.THROUGHPUT.value)
+        if asked not in tuple(ContextProfile):
+            raise RequestError("gnus.profile is throughput or canonical", param="gnus.profile")
+        return ContextProfile(asked)
 
     def policy(self, info: RequestInfo, options: ApiOptions, max_tokens: int) -> PolicyEnvelope:
         """The request's policy, within the operator's. Without a word about tokens, it allows what was asked for.
@@ -98,7 +109,8 @@ class SamplingFields(Wire):
         """
         fields: dict[str, Any] = {"tenant": info.principal.tenant, "max_tokens": max_tokens}
         try:
-            asked = PolicyEnvelope.model_validate({**fields, **(self.gnus or {})})
+            wanted = {key: value for key, value in (self.gnus or {}).items() if key != "profile"}
+            asked = PolicyEnvelope.model_validate({**fields, **wanted})
         except ValidationError as error:
             raise RequestError(f"gnus.{describe(error)}", param="gnus", hint="see docs/api.md, policy") from error
         bound = (options.policy or asked).model_copy(update={"tenant": info.principal.tenant})

@@ -115,6 +115,7 @@ def _task(
         sampling=wanted.sampling(options.default_sampling),
         stop=tuple(wanted.stop or ()),
         top_logprobs=wanted.logprobs,
+        profile=wanted.profile,
         tenant=policy.tenant,
         deadline_ms=deadline_ms,
     )

@@ -8,7 +8,7 @@ import time
 from typing import Any, Final
 
 from gnusnode.errors import GnusError
-from gnusnode.inference.frames import pack
+from gnusnode.inference.frames import pack, pack_known
 
 _LOG_BURST: Final = 40
 _LOG_RATE: Final = 10.0
@@ -49,7 +49,7 @@ class Outbox:
         """
         parts = self._before
         if self._deltas:
-            parts.append(pack({"ev": "step", "deltas": self._deltas}))
+            parts.append(pack_known({"ev": "step", "deltas": self._deltas}))
         parts += self._after
         if parts:
             self._before, self._deltas, self._after = [], [], []

@@ -50,7 +50,7 @@ class GenerateJob(Job):
 
     def take(self, row: Row, position: int) -> None:
         token = self._sampler.pick(row)
-        normaliser = self._softmax.log_normaliser(row)
+        normaliser = self._softmax.log_normaliser(row, token)
         logprob = float(row[token]) - normaliser
         if not self._sampled:
             self._first_token = time.perf_counter()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from abc import ABC, abstractmethod
 from typing import Final
@@ -98,9 +99,17 @@ class Softmax:
     def __init__(self, n_vocab: int) -> None:
         self._scratch = np.empty(n_vocab, np.float32)
 
-    def log_normaliser(self, row: Row) -> float:
-        """log(sum(exp(row)))."""
-        peak = float(row.max())
-        np.subtract(row, peak, out=self._scratch)
+    def log_normaliser(self, row: Row, near: int) -> float:
+        """log(sum(exp(row))). ``near``: a token whose logit is not far below the largest, which saves a pass."""
+        shift = float(row[near])
+        with np.errstate(over="ignore"):
+            total = self._sum_exp(row, shift)
+        if not math.isfinite(total):
+            shift = float(row.max())
+            total = self._sum_exp(row, shift)
+        return shift + math.log(total)
+
+    def _sum_exp(self, row: Row, shift: float) -> float:
+        np.subtract(row, shift, out=self._scratch)
         np.exp(self._scratch, out=self._scratch)
-        return peak + float(np.log(self._scratch.sum()))
+        return float(self._scratch.sum())

@@ -17,6 +17,8 @@ Ids = NDArray[np.int32]
 
 MIN_SHARED: Final = 8
 """Shorter common prefixes are computed again: copying them is not worth a sequence."""
+_KEPT_SHARE: Final = 4
+"""Finished sequences hold at most one part in so many of the cells: attention walks past all of them."""
 _WORTH_WAITING: Final = 64
 """A running prefill that will hold this many more shared tokens is worth waiting for."""
 
@@ -120,7 +122,7 @@ class KvCache:
             self._idle.remove(other)
             self._forget(other.seq, other.cells)
         self._idle.append(_Kept(lease.seq, held, lease.cells[: len(held)]))
-        while len(self._idle) > self.kept:
+        while len(self._idle) > self.kept or (len(self._idle) > 1 and self._kept_tokens > self.cells // _KEPT_SHARE):
             self._evict_oldest()
 
     def borrow_sequences(self, count: int) -> list[int]:
@@ -156,6 +158,10 @@ class KvCache:
             if common >= best and common > 0:
                 best, donor = common, kept
         return (best, donor, promised) if best >= MIN_SHARED else (0, None, promised)
+
+    @property
+    def _kept_tokens(self) -> int:
+        return sum(len(kept.tokens) for kept in self._idle)
 
     def _has_room(self, cells: int) -> bool:
         return len(self._free) >= cells and bool(self._free_seqs)

@@ -46,6 +46,9 @@ class Outcome(IntEnum):
     ABORTED = 2
 
 
+_OUTCOMES: Final = tuple(Outcome)
+
+
 class Attr(IntEnum):
     """Attribute bits of a vocabulary entry."""
 
@@ -203,8 +206,8 @@ class Context:
         self._handle = handle
         self._memory = lib.llama_get_memory(handle)
         """None in models that only encode."""
-        self._row = (vocab.size,)
-        self._embedding = (int(lib.llama_model_n_embd_out(model)),)
+        self._row: Any = ctypes.c_float * vocab.size
+        self._embedding: Any = ctypes.c_float * int(lib.llama_model_n_embd_out(model))
         self._abort = ctypes.create_string_buffer(2)
         self.n_ctx = int(lib.llama_n_ctx(handle))
 
@@ -244,9 +247,9 @@ class Context:
         """
         batch.native.n_tokens = batch.size
         code = int(lib.llama_decode(self._handle, batch.native))
-        if code not in (0, 1, 2):
+        if not 0 <= code < len(_OUTCOMES):
             raise NativeError(f"llama_decode answered {code} to a batch of {batch.size} tokens")
-        return Outcome(code)
+        return _OUTCOMES[code]
 
     def embed(self, batch: Batch) -> None:
         """Run a batch of whole sequences for their embeddings, and forget it.
@@ -264,12 +267,12 @@ class Context:
     def logits(self, row: int) -> Row:
         """Logits of one batch row that was wanted: float32, one per token. A view, valid until the next decode."""
         pointer = _not_null(lib.llama_get_logits_ith(self._handle, row), f"llama_get_logits_ith({row})")
-        return np.ctypeslib.as_array(pointer, shape=self._row)
+        return _view(pointer, self._row)
 
     def embedding(self, seq: int) -> Row:
         """Pooled embedding of a sequence of the last batch: float32, a copy."""
         pointer = _not_null(lib.llama_get_embeddings_seq(self._handle, seq), f"llama_get_embeddings_seq({seq})")
-        return np.ctypeslib.as_array(pointer, shape=self._embedding).copy()
+        return _view(pointer, self._embedding).copy()
 
     def remove(self, seq: int, start: int = 0) -> bool:
         """Forget a sequence from a position on. False: this kind of memory can only forget it whole."""
@@ -300,6 +303,11 @@ def build_id() -> str:
         if file.name.startswith(("libllama.", "libggml")) and file.suffix in (".so", ".dylib"):
             digest.update(file.read_bytes())
     return f"llama-cpp-python {version('llama-cpp-python')}, {digest.hexdigest()[:16]}"
+
+
+def _view(pointer: Any, kind: Any) -> Row:
+    """The array of C type ``kind`` at a pointer. Not ``np.ctypeslib``: this runs for every token."""
+    return np.frombuffer(kind.from_address(ctypes.addressof(pointer.contents)), np.float32)
 
 
 def _not_null(value: Any, call: str) -> Any:

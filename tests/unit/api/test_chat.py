@@ -201,6 +201,8 @@ async def test_what_would_change_the_meaning_is_refused_by_name(
         ({"messages": [{"content": "x"}]}, "messages.0.role"),
         ({"messages": [{"role": "king", "content": "x"}]}, "messages.0.role"),
         ({"messages": [{"role": "user"}]}, "messages.0.content"),
+        ({"messages": [{"role": "user", "content": 5}]}, "messages.0.content"),
+        ({"messages": [{"role": "user", "content": [{"text": "x"}]}]}, "messages.0.content.0.type"),
         ({"messages": [{"role": "tool", "content": "x", "tool_call_id": "call_9"}]}, "messages.0.tool_call_id"),
         ({"temperature": 3}, "temperature"),
         ({"temperature": "hot"}, "temperature"),

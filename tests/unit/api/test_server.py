@@ -21,7 +21,7 @@ from gnusnode.api.keys import MemoryKeyStore
 from gnusnode.api.options import ApiOptions
 from gnusnode.api.server import serve_api
 from gnusnode.errors import CannotBind, ConfigError, GnusError
-from tests.unit.api.scripted import ScriptedNode
+from tests.unit.api.scripted import Script, ScriptedNode
 from tests.unit.api.serving import CHAT, dial, make_key, raw_request, read_all, read_until, serving
 
 
@@ -287,3 +287,38 @@ async def test_events_of_the_node_arrive_with_ids_and_can_be_resumed(node: Scrip
     assert b'"code":"unavailable"' in rest
     data = next(line for line in text.splitlines() if line.startswith(b"data: "))
     assert json.loads(data.removeprefix(b"data: "))["name"] == "request.refused"
+
+
+async def test_whoever_leaves_before_the_end_has_used_its_tokens_all_the_same(node: ScriptedNode) -> None:
+    keys = MemoryKeyStore()
+    key = f"Authorization: Bearer {make_key(keys, tokens_per_minute=10)}"
+    node.script = Script(endless=True, interval=0.001)
+    ask = raw_request("POST", "/v1/chat/completions", json.dumps({**CHAT, "stream": True}).encode(), [key])
+    async with serving(node, keys) as bound:
+        async with await dial(bound) as stream:
+            await stream.send_all(ask)
+            seen = b""
+            while seen.count(b"world") < 20:
+                seen += await stream.receive_some()
+        await node.settled()
+        async with await dial(bound) as stream:
+            await stream.send_all(ask)
+            assert b"rate_limit_exceeded" in await read_until(stream, b"}}}")
+
+
+async def test_a_stopping_node_ends_a_stream_over_tls_with_an_error_event(
+    node: ScriptedNode, authority: trustme.CA, tmp_path: Path
+) -> None:
+    node.script = Script(endless=True, interval=0.001)
+    trust = ssl.create_default_context()
+    authority.configure_trust(trust)
+    body = json.dumps({**CHAT, "stream": True}).encode()
+    with trio.fail_after(10):
+        async with serving(node, grace_seconds=5.0, **tls(authority, tmp_path)) as bound, await dial(bound) as raw:
+            stream = trio.SSLStream(raw, trust, server_hostname="127.0.0.1", https_compatible=True)
+            await stream.send_all(raw_request("POST", "/v1/chat/completions", body))
+            await read_until(stream, b"world")
+            node.stopping.set()
+            rest = await read_all(stream)
+    assert b'"code":"unavailable"' in rest
+    assert rest.endswith(b"0\r\n\r\n")
