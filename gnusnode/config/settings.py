@@ -71,7 +71,7 @@ class ApiSettings(Section):
     max_connections: int = Field(default=256, ge=1, le=65_536, description="Open connections; more are closed at once.")
     max_body_bytes: int = Field(default=8 * MIB, ge=KIB, le=GIB, description="Largest request body.")
     max_in_flight: int = Field(
-        default=64, ge=1, le=10_000, description="Requests being answered at a time; more get 429."
+        default=64, ge=1, le=10_000, description="Requests being answered at a time; more get 503."
     )
     header_seconds: Seconds = Field(default=5.0, description="Time a client has to send its request head.")
     body_seconds: Seconds = Field(default=30.0, description="Time a client has to send its request body.")
