@@ -77,13 +77,14 @@ async def run_daemon(home: Home, loaded: Loaded, *, stop: trio.Event, on_ready: 
         node.api_url = bound.url
         runfile.write(home, _run_info(node, bound))
         try:
-            startup_ms = (time.monotonic() - began) * 1000
+            startup_ms = round((time.monotonic() - began) * 1000, 1)
             node.observer.bus.publish(
                 events.NodeStarted(peer_id=node.peer_id, version=__version__, startup_ms=startup_ms)
             )
             notify.notify(f"READY=1\nSTATUS=serving at {bound.url}")
             on_ready(node)
             await stop.wait()
+            node.observer.bus.publish(events.NodeStopping(cause=node.stop_cause))
             notify.notify("STOPPING=1")
         finally:
             runfile.remove(home)

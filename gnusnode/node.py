@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Literal
 
 import psutil
 import trio
@@ -39,7 +39,6 @@ from gnusnode.contracts.services import (
 from gnusnode.contracts.verify import verify
 from gnusnode.hosting import Hosting
 from gnusnode.net.rpc import CallContext, Rpc
-from gnusnode.observe import events
 from gnusnode.observe.health import AUDIT_BROKEN
 from gnusnode.observe.observer import Observer
 from gnusnode.store.audit import AuditLog
@@ -70,6 +69,7 @@ class Node:
     started_at: datetime = field(default_factory=lambda: datetime.now(UTC))
     api_url: str = ""
     """Base URL, once the API listens."""
+    stop_cause: Literal["signal", "request"] = "signal"
 
     @property
     def peer_id(self) -> str:
@@ -184,7 +184,7 @@ class Node:
 
     def request_stop(self) -> None:
         if not self.stopping.is_set():
-            self.observer.bus.publish(events.NodeStopping(cause="request"))
+            self.stop_cause = "request"
             self.stopping.set()
 
     async def bugreport(self) -> dict[str, Any]:

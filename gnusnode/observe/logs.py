@@ -30,7 +30,7 @@ MAX_EVENT: Final = 1000
 """Longest text of the event itself."""
 _MAX_FRAMES: Final = 12
 _MAX_LINES: Final = 40
-_QUIET_LIBRARIES: Final = ("anycorn", "httpcore2", "httpx2", "hpack", "asyncio")
+_QUIET_LIBRARIES: Final = ("anycorn", "gguf", "httpcore2", "httpx2", "hpack", "asyncio")
 _FREQUENT: Final = frozenset({"stage.ended", "pull.progressed"})
 _RECORD_ATTRIBUTES: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
@@ -133,7 +133,9 @@ def _fields(record: logging.LogRecord) -> dict[str, Any]:
 
 def _safe(key: str, value: Any) -> Any:
     """A number or switch as it is, a list with each text capped, all else as one capped text; content as its digest."""
-    if value is None or isinstance(value, bool | int | float):
+    if isinstance(value, float):
+        return round(value, 3)
+    if value is None or isinstance(value, bool | int):
         return value
     if isinstance(value, bytes):
         return _digest(value)
