@@ -33,7 +33,7 @@ from gnusnode.identity import NodeIdentity, rotations
 from gnusnode.net.local import LocalRpc
 from gnusnode.node import Node
 from gnusnode.observe import events, notify
-from gnusnode.observe.health import DISK_LOW
+from gnusnode.observe.health import DISK_LOW, NET_UNUSED
 from gnusnode.observe.lag import every, watch_loop_lag
 from gnusnode.observe.logs import log_event
 from gnusnode.observe.observer import Observer
@@ -100,6 +100,7 @@ async def open_node(home: Home, loaded: Loaded, *, stop: trio.Event) -> AsyncGen
         runfile.remove(home)  # of a predecessor that was killed
         identity = NodeIdentity.load_or_create(home.key)
         observer = Observer.create(log_event)
+        observer.health.update(NET_UNUSED, bool(settings.net.peers or settings.net.listen))
         metrics = observer.metrics
         async with open_store(
             home.data, map_size=settings.store.map_bytes, committed=metrics.store_commit_seconds.observe

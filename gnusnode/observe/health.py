@@ -65,6 +65,13 @@ AUDIT_BROKEN: Final = Warnable(
     "The audit chain does not verify.",
     "Run `gnusnode audit verify` and keep a copy of the home before anything else.",
 )
+NET_UNUSED: Final = Warnable(
+    "net-unused",
+    "info",
+    "Addresses for a swarm are set, but this release stands alone: it neither listens for peers nor dials any.",
+    "Nothing needs to be done; the settings are kept for the release that joins swarms.",
+)
+
 WARNABLES: Final = (
     NO_MODEL,
     ENGINE_QUARANTINED,
@@ -73,6 +80,7 @@ WARNABLES: Final = (
     LOOP_LAG,
     DISK_LOW,
     AUDIT_BROKEN,
+    NET_UNUSED,
 )
 
 
