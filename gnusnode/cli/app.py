@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import typer
 
 from gnusnode.cli import audit, bench, chat, config, doctor, elm, identity, keys, models, node
@@ -14,6 +16,16 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     add_completion=False,
 )
+
+
+@app.callback()
+def root(
+    version: Annotated[
+        bool, typer.Option("--version", is_eager=True, callback=node.print_version, help="Show the version.")
+    ] = False,
+) -> None:
+    """What comes before a command."""
+
 
 app.command("init")(node.init)
 app.command("start")(node.start)

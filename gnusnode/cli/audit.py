@@ -68,9 +68,14 @@ def export(
     from gnusnode.cli import offline
 
     place = home_of(home)
+    output.new_file(file)
     if salvage:
         result = offline.salvage_store(place, file)
-        output.emit(result) if as_json else output.fields(result)
+        if as_json:
+            output.emit(result)
+            return
+        found = ", ".join(f"{count} {table}" for table, count in result["entries"].items())
+        output.fields({"file": file, "entries": found or "none", "damage": result["damage"] or "none found"})
         return
     count = _export(place, file)
     output.emit({"events": count, "file": str(file)}) if as_json else output.say(f"{count} events in {file}")
@@ -89,11 +94,15 @@ def _export(place: Home, file: Path) -> int:
         return offline.read_audit(place, "export", file)["events"]
     count = 0
     with file.open("x", encoding="utf-8") as out:
-        while page:
-            out.writelines(json.dumps(event) + "\n" for event in page)
-            count += len(page)
-            page = client.get(f"/gnus/v1/audit/events?first={count}")["data"]
-        out.write(json.dumps(client.get("/gnus/v1/audit/head")) + "\n")
+        try:
+            while page:
+                out.writelines(json.dumps(event) + "\n" for event in page)
+                count += len(page)
+                page = client.get(f"/gnus/v1/audit/events?first={count}")["data"]
+            out.write(json.dumps(client.get("/gnus/v1/audit/head")) + "\n")
+        except BaseException:
+            file.unlink()  # half a chain looks like a whole one
+            raise
     return count
 
 

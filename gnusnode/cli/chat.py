@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
+from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -33,7 +35,11 @@ def run(
     as_json: JsonOption = False,
 ) -> None:
     """Ask one question and print the answer."""
-    text = sys.stdin.read() if prompt == ["-"] else " ".join(prompt)
+    from gnusnode.errors import RequestError
+
+    text = _text(sys.stdin.read() if prompt == ["-"] else " ".join(prompt))
+    if not text.strip():
+        raise RequestError("there is no question", hint='gnusnode run "Why is the sky blue?", or pipe it to: run -')
     body = _request(model, _opening(system), text, max_tokens, temperature, seed)
     client = connect(home, timeout=None)
     if as_json:
@@ -52,14 +58,19 @@ def chat(
     home: HomeOption = None,
 ) -> None:
     """Hold a conversation. /new starts over, /quit or Ctrl-D leaves; Ctrl-C stops an answer."""
+    from gnusnode.errors import GnusError, NotRunning
+
     client = connect(home, timeout=None)
+    client.get("/healthz")  # a node that is gone is told before the first message is typed
     history = _opening(system)
     interactive = sys.stdin.isatty()
     if interactive:
+        with suppress(ImportError):  # not in every build of Python; input() uses it when it is there
+            importlib.import_module("readline")  # gives the line its history and arrow keys
         output.note("Type your message. /new starts over, /quit leaves.")
     while True:
         try:
-            text = input("> " if interactive else "").strip()
+            text = _text(input("> " if interactive else "")).strip()
         except EOFError:
             return
         if text in ("/quit", "/exit", "/bye"):
@@ -72,13 +83,25 @@ def chat(
         try:
             answer = _stream(client, _request(model, history, text, max_tokens, temperature, seed))
         except KeyboardInterrupt:
-            output.note("\n(stopped; this exchange is not kept)")
+            output.note("(stopped; this exchange is not kept)")
+            continue
+        except NotRunning:
+            raise
+        except GnusError as error:
+            if not interactive:
+                raise
+            output.show(error)  # the conversation goes on without this exchange
             continue
         history += [{"role": "user", "content": text}, {"role": "assistant", "content": answer}]
 
 
+def _text(typed: str) -> str:
+    """What was typed as text that JSON can carry: bytes that are no UTF-8 become replacement characters."""
+    return typed.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+
+
 def _opening(system: str | None) -> list[dict[str, str]]:
-    return [{"role": "system", "content": system}] if system else []
+    return [{"role": "system", "content": _text(system)}] if system else []
 
 
 def _request(
@@ -101,13 +124,18 @@ def _stream(client: NodeClient, body: dict[str, Any]) -> str:
     """Prints an answer as it comes and returns it whole; says so when it was cut off."""
     parts: list[str] = []
     reason = None
-    for event in client.events("/v1/chat/completions", {**body, "stream": True}):
-        for choice in event.get("choices", ()):
-            piece = choice.get("delta", {}).get("content")
-            if piece:
-                parts.append(piece)
-                output.write(piece)
-            reason = choice.get("finish_reason") or reason
+    try:
+        for event in client.events("/v1/chat/completions", {**body, "stream": True}):
+            for choice in event.get("choices", ()):
+                piece = choice.get("delta", {}).get("content")
+                if piece:
+                    parts.append(piece)
+                    output.write(piece)
+                reason = choice.get("finish_reason") or reason
+    except BaseException as error:
+        if parts or isinstance(error, KeyboardInterrupt):
+            output.say("")  # what follows begins a line
+        raise
     output.say("")
     if reason == "length":
         output.note("(cut off at the token limit; ask for more with --max-tokens)")

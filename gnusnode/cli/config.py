@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from gnusnode.cli import output
 from gnusnode.cli.connect import home_of
-from gnusnode.cli.node import ProfileOption
+from gnusnode.cli.node import ConfigOption, ProfileOption
 from gnusnode.cli.output import HomeOption, JsonOption, guarded
 
 app = typer.Typer(no_args_is_help=True, help="Settings: show, validate, schema, path, set.")
-
-ConfigOption = Annotated[Path | None, typer.Option("--config", help="The TOML file; else gnusnode.toml in the home.")]
 
 
 @app.command("show")
@@ -86,9 +83,13 @@ def set_value(
     """Set an option in the TOML file; comments are kept. Takes effect at the next start."""
     from gnusnode.config.edit import set_value as write_value
 
-    file = config or home_of(home).config
+    place = home_of(home)
+    if config is None:
+        place.ensure()
+    file = config or place.config
     write_value(file, key, value)
     output.say(f"{key} set in {file}")
+    output.note("It takes effect at the next start of the node.")
 
 
 def _flat(tree: dict[str, Any]) -> dict[str, Any]:

@@ -40,6 +40,7 @@ def pack(
     from gnusnode.identity import NodeIdentity
     from gnusnode.inference import elm
 
+    output.folder(out)
     _, store = open_store(home)
     signer = NodeIdentity.load_or_create(home_of(home).key)
     spec = elm.read_spec(directory)
@@ -115,7 +116,14 @@ def install(
             )
 
         installed = trio.run(work)
-    output.emit(_row(installed)) if as_json else output.say(f"{installed.expert_id} {installed.version} installed")
+    if as_json:
+        output.emit(_row(installed))
+        return
+    output.say(f"{installed.expert_id} {installed.version} installed")
+    output.note("It serves from the next start of the node.")
+    if installed.signer and installed.signer not in _trusted(home, None):
+        output.note("The node runs it only when models.trusted_packers of its configuration names its packer:")
+        output.note(f"  gnusnode config set models.trusted_packers {installed.signer}")
 
 
 @app.command("list")
@@ -126,10 +134,16 @@ def list_elms(home: HomeOption = None, as_json: JsonOption = False) -> None:
 
     from gnusnode.inference import elm
 
-    _, store = open_store(home)
+    _, store = open_store(home, make=False)
+    trusted = _trusted(home, None)
     found = trio.run(lambda: elm.installed(store, trusted_signers=(), require_signature=False))
-    rows = [_row(one) for one in found.elms]
-    output.emit(rows) if as_json else output.table(rows, ["expert_id", "version", "role", "domains", "signer"])
+    rows = [_row(one) | {"trusted": one.signer in trusted} for one in found.elms]
+    if as_json:
+        output.emit(rows)
+    else:
+        output.table(rows, ["expert_id", "version", "role", "domains", "trusted", "signer"])
+        if not rows:
+            output.note("No experts here. docs/models.md says how to pack and install one.")
     for problem in found.problems:
         output.note(f"warning: {problem}")
 
@@ -153,9 +167,13 @@ def remove(
 
 
 def _trusted(home: str | None, more: list[str] | None) -> tuple[str, ...]:
+    """Whose artifacts are good here: those of this node, of the packers that its settings name, and of ``more``."""
+    from gnusnode.config.load import load
     from gnusnode.identity import NodeIdentity
 
-    return (NodeIdentity.load_or_create(home_of(home).key).peer_id, *(more or ()))
+    place = home_of(home)
+    own = (NodeIdentity.load(place.key).peer_id,) if place.key.exists() else ()
+    return (*own, *load(place).settings.models.trusted_packers, *(more or ()))
 
 
 def _row(one: Any) -> dict[str, Any]:

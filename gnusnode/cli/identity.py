@@ -53,7 +53,6 @@ def load_identity(home: Home) -> NodeIdentity:
     from gnusnode.errors import NotFound
     from gnusnode.identity import NodeIdentity
 
-    try:
-        return NodeIdentity.load(home.key)
-    except FileNotFoundError:
-        raise NotFound("there is no identity here yet", where=str(home.key), hint="make one: gnusnode init") from None
+    if not home.key.exists():
+        raise NotFound("there is no identity here yet", where=str(home.key), hint="make one: gnusnode init")
+    return NodeIdentity.load(home.key)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
+from urllib.parse import quote
 
 import typer
 
@@ -18,8 +19,10 @@ app = typer.Typer(no_args_is_help=True, help="API keys: create, list, revoke.")
 def create(
     name: Annotated[str, typer.Argument(help="Whose key it is.")],
     scopes: Annotated[str, typer.Option("--scopes", help="Comma separated: read, chat, approve, admin.")] = "read,chat",
-    requests_per_minute: Annotated[int | None, typer.Option(min=1)] = None,
-    tokens_per_minute: Annotated[int | None, typer.Option(min=1)] = None,
+    requests_per_minute: Annotated[int | None, typer.Option(min=1, help="More get 429.")] = None,
+    tokens_per_minute: Annotated[int | None, typer.Option(min=1, help="Prompts and answers together.")] = None,
+    in_flight: Annotated[int | None, typer.Option(min=1, help="Requests under way at a time.")] = None,
+    days: Annotated[int | None, typer.Option("--days", min=1, help="How long it holds; else until revoked.")] = None,
     home: HomeOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -29,6 +32,8 @@ def create(
         "scopes": [scope.strip() for scope in scopes.split(",") if scope.strip()],
         "requests_per_minute": requests_per_minute,
         "tokens_per_minute": tokens_per_minute,
+        "in_flight": in_flight,
+        "expires_in_seconds": days and days * 86_400,
     }
     made = connect(home).post("/gnus/v1/keys", {key: value for key, value in body.items() if value is not None})
     if as_json:
@@ -46,7 +51,7 @@ def list_keys(home: HomeOption = None, as_json: JsonOption = False) -> None:
     if as_json:
         output.emit(keys)
         return
-    output.table(keys, ["id", "name", "scopes", "created", "expires"])
+    output.table([_row(key) for key in keys], ["id", "name", "scopes", "limits", "created", "expires"])
     if not keys:
         output.note("No keys: without one, only this machine may use the API.")
 
@@ -59,5 +64,13 @@ def revoke(
     as_json: JsonOption = False,
 ) -> None:
     """Revoke a key at once."""
-    answer = connect(home).delete(f"/gnus/v1/keys/{key_id}")
+    client = connect(home)
+    answer = client.delete(f"/gnus/v1/keys/{quote(key_id, safe='')}")
     output.emit(answer) if as_json else output.say(f"revoked {key_id}")
+    if not client.get("/gnus/v1/keys")["data"]:
+        output.note("That was the last key. Without one, this machine may use the API, unless api.require_key is on.")
+
+
+def _row(key: dict[str, Any]) -> dict[str, Any]:
+    limits = [f"{value} {name.replace('_', ' ')}" for name, value in key["limits"].items() if value is not None]
+    return key | {"created": output.day(key["created"]), "expires": output.day(key["expires"]), "limits": limits}

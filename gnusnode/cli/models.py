@@ -76,7 +76,7 @@ def list_models(home: HomeOption = None, as_json: JsonOption = False) -> None:
     """List the models of this home."""
     import trio
 
-    _, store = open_store(home)
+    _, store = open_store(home, make=False)
     listing = trio.run(store.scan)
     if as_json:
         output.emit([_row(model) for model in listing.models])
@@ -101,7 +101,7 @@ def verify(
     """Hash model files again and compare."""
     import trio
 
-    _, store = open_store(home)
+    _, store = open_store(home, make=False)
 
     async def work() -> list[StoredModel]:
         keys = [key] if key else [model.name for model in await store.list()]
@@ -117,6 +117,8 @@ def verify(
         return
     for model in models:
         output.say(f"ok  {model.name}  {model.sha256}")
+    if not models:
+        output.note("No models here.")
 
 
 @app.command("rm")
@@ -125,24 +127,42 @@ def remove(key: KeyArgument, home: HomeOption = None, as_json: JsonOption = Fals
     """Forget a model; the file goes with its last name."""
     import trio
 
-    _, store = open_store(home)
-    model = trio.run(store.remove, key)
+    _, store = open_store(home, make=False)
+
+    async def work() -> StoredModel:
+        await store.get(key)  # what is not there is told as such, also where there is no home
+        return await store.remove(key)
+
+    model = trio.run(work)
     output.emit({"removed": model.name}) if as_json else output.say(f"removed {model.name}")
 
 
-def open_store(home: str | None) -> tuple[Settings, ModelStore]:
-    """Settings and model store of a home; made when missing."""
+def open_store(home: str | None, *, make: bool = True) -> tuple[Settings, ModelStore]:
+    """Settings and model store of a home; the home is made when missing, unless one only wants to look."""
     from gnusnode.config.load import load
     from gnusnode.inference.models import ModelStore
 
     place = home_of(home)
-    place.ensure()
+    if make:
+        place.ensure()
     settings = load(place).settings
     return settings, ModelStore(settings.models.path or place.models, reserve=settings.models.reserve_bytes)
 
 
 def _pin(sha256: str | None) -> str | None:
-    return sha256 if sha256 is None or sha256.startswith("sha256:") else f"sha256:{sha256}"
+    """A pin as records write it.
+
+    Raises:
+        RequestError: it is no sha256.
+    """
+    from gnusnode.errors import RequestError
+
+    if sha256 is None:
+        return None
+    digits = sha256.removeprefix("sha256:").lower()
+    if len(digits) != 64 or not set(digits) <= set("0123456789abcdef"):
+        raise RequestError("a sha256 has 64 hexadecimal digits", where=f"--sha256 {sha256}")
+    return f"sha256:{digits}"
 
 
 def _row(model: StoredModel) -> dict[str, Any]:
@@ -164,5 +184,8 @@ def _show(model: StoredModel, as_json: bool) -> None:
         output.emit(_row(model))
         return
     output.say(f"{model.name}  {output.size(model.size)}  {model.sha256}")
+    if model.generates:
+        output.note("The node serves it when models.default or models.load names it, from its next start on:")
+        output.note(f"  gnusnode config set models.default {model.name}")
     if not model.license:
         output.note("The file names no licence: check where it comes from.")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -14,6 +15,10 @@ from gnusnode.cli.output import HomeOption, JsonOption, guarded
 ProfileOption = Annotated[
     str | None,
     typer.Option("--profile", help="solo, lan, gpu-contributor or high-trust.", envvar="GNUSNODE_PROFILE"),
+]
+ConfigOption = Annotated[
+    Path | None,
+    typer.Option("--config", help="The TOML file; else gnusnode.toml in the home.", envvar="GNUSNODE_CONFIG"),
 ]
 
 
@@ -31,12 +36,15 @@ def init(
         output.emit(made)
         return
     output.fields(made)
+    if profile and made["profile"] != profile:
+        output.note(f"The file keeps its profile. To change it: gnusnode config set profile {profile}")
 
 
 @guarded
 def start(
     home: HomeOption = None,
     profile: ProfileOption = None,
+    config: ConfigOption = None,
     roles: Annotated[str | None, typer.Option("--roles", help="Comma separated, or 'all'.")] = None,
     api: Annotated[str | None, typer.Option("--api", help="HOST:PORT of the HTTP API; port 0 chooses one.")] = None,
     listen: Annotated[list[str] | None, typer.Option("--listen", help="Multiaddr to listen on for peers.")] = None,
@@ -64,7 +72,8 @@ def start(
         "observe.log_format": log_format,
         "observe.log_level": log_level,
     }
-    code = run_node(home_of(home), profile, {key: value for key, value in flags.items() if value is not None})
+    given = {key: value for key, value in flags.items() if value is not None}
+    code = run_node(home_of(home), profile, given, config=config)
     raise typer.Exit(code)
 
 
@@ -109,6 +118,13 @@ def wait(
                 f"not ready after {timeout:g} s: {text}", hint="look at `gnusnode status` and the node's log"
             )
         time.sleep(0.1)  # another process: there is nothing to await but the next look
+
+
+def print_version(wanted: bool) -> None:
+    """``gnusnode --version``, as everybody tries it first."""
+    if wanted:
+        version()
+        raise typer.Exit
 
 
 @guarded
@@ -156,7 +172,14 @@ def _show_status(data: dict[str, Any]) -> None:
     output.table(data["roles"], ["name", "state", "detail"])
     if data["models"]:
         output.say("")
-        output.table(data["models"], ["name", "state", "device", "slots", "queued", "decode", "reason"])
+        output.table(data["models"], ["name", "state", "device", "slots", "queued", "decode"])
+        for model in data["models"]:
+            output.say(f"  {model['name']}: {model['reason']}")
+    if data["reasons"]:
+        output.say("")
+        output.say("not ready:")
+        for part, reason in data["reasons"].items():
+            output.say(f"  {part}: {reason}")
     for warning in data["warnings"]:
         output.say("")
         output.say(f"{warning['severity']}: {warning['text']}")

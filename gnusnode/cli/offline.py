@@ -22,10 +22,14 @@ def read_audit(home: Home, task: str, *arguments: Any) -> dict[str, Any]:
     Raises:
         NotFound: there is no store yet. AlreadyRunning: a node started meanwhile. DataError: damaged.
     """
-    if not home.data.exists():
-        raise NotFound("there is no store here yet", where=str(home.data), hint="start the node once: gnusnode start")
+    _require_store(home)
     with HomeLock.acquire(home):
         return trio.run(_read_audit, home, task, arguments)
+
+
+def _require_store(home: Home) -> None:
+    if not home.data.exists():
+        raise NotFound("there is no store here yet", where=str(home.data), hint="start the node once: gnusnode start")
 
 
 async def _read_audit(home: Home, task: str, arguments: tuple[Any, ...]) -> dict[str, Any]:
@@ -45,8 +49,9 @@ def salvage_store(home: Home, out: Path) -> dict[str, Any]:
     """Every readable entry of a store, however damaged.
 
     Raises:
-        AlreadyRunning, DataError.
+        NotFound: there is no store. AlreadyRunning, DataError.
     """
+    _require_store(home)
     with HomeLock.acquire(home):
         found = salvage(home.data, out)
     return {"file": str(out), "entries": found.entries, "damage": found.damage}

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import errno
 import functools
 import json
 import os
+import shutil
 import sys
 from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
+from pathlib import Path
 from typing import Annotated, Any, NoReturn, ParamSpec, TypeVar
 
 import typer
 
-from gnusnode.errors import GnusError
+from gnusnode.errors import Conflict, Forbidden, GnusError, NotFound, storage_error
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -26,7 +30,7 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for program
 
 def emit(data: Any) -> None:
     """Prints ``data`` as one JSON document."""
-    sys.stdout.write(json.dumps(data, indent=2, ensure_ascii=not _utf8(sys.stdout)) + "\n")
+    _write(sys.stdout, json.dumps(data, indent=2, ensure_ascii=not _utf8(sys.stdout)) + "\n")
 
 
 def say(text: str) -> None:
@@ -42,18 +46,20 @@ def note(text: str) -> None:
 def write(text: str) -> None:
     """Part of a line, shown at once."""
     _write(sys.stdout, text)
-    sys.stdout.flush()
+    _flush()
 
 
 def table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> None:
-    """Aligned columns with a heading; prints nothing for no rows."""
+    """Aligned columns with a heading; prints nothing for no rows. A terminal gets lines that fit into it."""
     if not rows:
         return
     cells = [[column.upper() for column in columns]]
     cells += [[_cell(row.get(column)) for column in columns] for row in rows]
     widths = [max(len(line[i]) for line in cells) for i in range(len(columns))]
+    room = shutil.get_terminal_size().columns if sys.stdout and sys.stdout.isatty() else None
     for line in cells:
-        say("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
+        text = "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
+        say(text if room is None or len(text) <= room else f"{text[: room - 1]}…")
 
 
 def fields(data: Mapping[str, Any]) -> None:
@@ -63,16 +69,21 @@ def fields(data: Mapping[str, Any]) -> None:
         say(f"{key.ljust(width)}  {_cell(value)}")
 
 
+def show(error: GnusError) -> None:
+    """An error on stderr: what, where, what next."""
+    note(f"error: {error.what}")
+    if error.where:
+        note(f"  where: {error.where}")
+    if error.hint:
+        note(f"  next:  {error.hint}")
+
+
 def fail(error: GnusError, *, as_json: bool = False) -> NoReturn:
     """Shows an error and leaves with its documented exit code."""
     if as_json:
         note(json.dumps({"error": error.to_wire()}))
     else:
-        note(f"error: {error.what}")
-        if error.where:
-            note(f"  where: {error.where}")
-        if error.hint:
-            note(f"  next:  {error.hint}")
+        show(error)
     raise typer.Exit(error.exit_code)
 
 
@@ -81,19 +92,62 @@ def guarded(command: Callable[P, R]) -> Callable[P, R]:
 
     @functools.wraps(command)
     def run(*args: P.args, **kwargs: P.kwargs) -> R:
+        as_json = bool(kwargs.get("as_json"))
         try:
-            return command(*args, **kwargs)
+            result = command(*args, **kwargs)
+            _flush()  # here, where a failure can still be told, and not when the interpreter ends
+            return result
         except GnusError as error:
-            fail(error, as_json=bool(kwargs.get("as_json")))
+            fail(error, as_json=as_json)
         except KeyboardInterrupt:
             note("")
             raise typer.Exit(130) from None
         except BrokenPipeError:
             # The reader of a pipe left (`gnusnode … | head`): not an error of ours.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            _drop_output()
             raise typer.Exit(0) from None
+        except OSError as error:
+            if error.filename is None:
+                _drop_output()
+            fail(file_error(error), as_json=as_json)
 
     return run
+
+
+def new_file(file: Path) -> None:
+    """Refuses a file that cannot be made, before the work that fills it.
+
+    Raises:
+        Conflict: it exists. NotFound: its folder does not.
+    """
+    if os.path.lexists(file):
+        raise Conflict("the file exists", where=str(file), hint="remove it, or choose another name")
+    folder(file.parent)
+
+
+def folder(path: Path) -> None:
+    """Refuses a folder that does not exist.
+
+    Raises:
+        NotFound.
+    """
+    if not path.is_dir():
+        raise NotFound("there is no such folder", where=str(path), hint="make it first, or choose another one")
+
+
+def file_error(error: OSError) -> GnusError:
+    """The typed error of a file that the user named, or of the terminal where none is named."""
+    where = "standard output" if error.filename is None else str(error.filename)
+    reason = error.strerror or str(error)
+    match error.errno:
+        case errno.ENOSPC | errno.EDQUOT:
+            return storage_error(error, where, "cannot write")
+        case errno.EEXIST:
+            return Conflict("the file exists", where=where, hint="remove it, or choose another name")
+        case errno.ENOENT | errno.ENOTDIR:
+            return NotFound(f"cannot open it: {reason}", where=where, hint="check the path")
+        case _:
+            return Forbidden(f"cannot use it: {reason}", where=where, hint="check its owner and mode")
 
 
 @contextmanager
@@ -117,6 +171,11 @@ def progress(title: str) -> Generator[Callable[[int, int | None], None]]:
     with bar:
         task = bar.add_task(title, total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+def day(seconds: float | None) -> str:
+    """Unix seconds for people, in UTC: ``2026-11-30 14:22``; None: ``never``."""
+    return "never" if seconds is None else f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M}"
 
 
 def size(count: float | None) -> str:
@@ -148,6 +207,19 @@ def _utf8(stream: Any) -> bool:
     return (getattr(stream, "encoding", None) or "").lower().replace("-", "") == "utf8"
 
 
+def _flush() -> None:
+    if sys.stdout is not None:  # pyright: ignore[reportUnnecessaryComparison] - None when the shell closed it (>&-)
+        sys.stdout.flush()
+
+
+def _drop_output() -> None:
+    """What is still in the buffer goes nowhere: writing it at the end would fail once more."""
+    with suppress(OSError, AttributeError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 def _write(stream: Any, text: str) -> None:
+    if stream is None:
+        return  # the shell closed it (>&-): nobody wants to know
     encoding = getattr(stream, "encoding", None) or "ascii"
     stream.write(text.encode(encoding, "backslashreplace").decode(encoding))

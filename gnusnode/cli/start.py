@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import trio
@@ -22,13 +23,13 @@ from gnusnode.observe import logs
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
-def run_node(home: Home, profile: str | None, flags: Mapping[str, Any]) -> int:
+def run_node(home: Home, profile: str | None, flags: Mapping[str, Any], *, config: Path | None = None) -> int:
     """Runs a node in the foreground until it is told to stop; returns the exit code.
 
     Raises:
         GnusError: the node could not start, with its documented exit code.
     """
-    loaded = load(home, flags={"profile": profile, **flags})
+    loaded = load(home, flags={"profile": profile, **flags}, config=config)
     observe = loaded.settings.observe
     logs.configure(observe.log_level, observe.log_format)
     try:

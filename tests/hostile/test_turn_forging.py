@@ -171,6 +171,11 @@ def test_a_template_that_keeps_exceeding_its_limits_is_not_run_again(vocab: Voca
     assert counting.runs == 3
 
 
+def test_a_prompt_without_tokens_is_refused(vocab: Vocab, renderer: TemplateRenderer) -> None:
+    with pytest.raises(RequestError, match="no tokens"):
+        ask(PromptBuilder(vocab, "{{ '' }}", renderer), "", "")
+
+
 def test_a_text_that_cannot_fit_is_refused_before_it_is_tokenised(chatml: PromptBuilder) -> None:
     with pytest.raises(ContextTooLong):
         chatml.ids(Prompt(text="x" * 1_000_000), 100)

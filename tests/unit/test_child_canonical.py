@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -62,6 +63,38 @@ def test_a_job_that_joins_running_ones_gets_the_same_bytes(engine: Child, expect
 def test_a_new_process_gives_the_same_bytes(expected: tuple[Any, ...], threads: int) -> None:
     with child(**CANONICAL, threads=threads) as again:
         assert answer(again) == expected
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"sampling": {"temperature": 0.8, "seed": 5, "top_k": 40, "top_p": 0.9}},
+        {"sampling": {"temperature": 0.7, "seed": 9, "presence_penalty": 0.6}},
+        {"sampling": {"temperature": 0.0, "frequency_penalty": 1.0}},
+        {
+            "json_schema": {"type": "array", "items": {"enum": ["red", "green"]}, "minItems": 9},
+            "sampling": {"temperature": 1.0, "seed": 11},
+        },
+    ],
+)
+def test_a_resumed_answer_goes_on_as_if_never_interrupted(engine: Child, fields: dict[str, Any]) -> None:
+    job = engine.generate(STORY, max_tokens=24, profile="canonical", **fields)
+    whole = engine.done(job)["tokens"]
+    again = engine.generate(STORY, max_tokens=24, profile="canonical", resume_tokens=whole[:9], **fields)
+    assert engine.done(again)["tokens"] == whole
+    seen = "".join(delta["text"] for delta in engine.deltas(job)[:9])
+    assert seen + engine.text(again) == engine.text(job)
+
+
+def test_an_aborted_prefill_beside_it_does_not_change_the_bytes(engine: Child, expected: tuple[Any, ...]) -> None:
+    job = ask(engine)
+    long = ask(engine, "word " * 180)
+    engine.started(long)
+    time.sleep(0.05)  # somewhere inside a step; the outcome is the same wherever it hits
+    engine.send({"op": "cancel", "id": long})
+    assert engine.end_of(long)["ev"] == "error"
+    assert outcome(engine, job) == expected
 
 
 def test_no_prefix_is_shared(engine: Child) -> None:

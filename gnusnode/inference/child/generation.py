@@ -7,7 +7,16 @@ from typing import Any, Literal
 
 import numpy as np
 
-from gnusnode.contracts.generation import Done, GenerateRequest, Started, Timing, TokenLogprob, TopLogprob, Usage
+from gnusnode.contracts.generation import (
+    ContextProfile,
+    Done,
+    GenerateRequest,
+    Started,
+    Timing,
+    TokenLogprob,
+    TopLogprob,
+    Usage,
+)
 from gnusnode.inference.child.channel import Outbox
 from gnusnode.inference.child.jobs import Job, Softmax
 from gnusnode.inference.child.kv import KvCache, Lease
@@ -30,6 +39,8 @@ class GenerateJob(Job):
         outbox: Outbox,
     ) -> None:
         super().__init__(number, [*prompt, *request.resume_tokens], len(prompt) + request.max_tokens)
+        self.prompt_length = len(prompt)
+        self.stepwise = request.profile is ContextProfile.CANONICAL
         self._prompt = prompt
         self._request = request
         self._vocab = vocab
@@ -50,7 +61,7 @@ class GenerateJob(Job):
 
     def take(self, row: Row, position: int) -> None:
         token = self._sampler.pick(row)
-        normaliser = self._softmax.log_normaliser(row, token)
+        normaliser = self._softmax.log_normaliser(row)
         logprob = float(row[token]) - normaliser
         if not self._sampled:
             self._first_token = time.perf_counter()

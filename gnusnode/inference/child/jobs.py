@@ -14,6 +14,7 @@ from gnusnode.inference.child.native import Batch, Context, Row
 
 _SCORED_ROWS: Final = 32
 """Wanted rows of one job in a step: each costs a product with the whole vocabulary, like a decoded token."""
+_SAFE: Final = 1e-20
 
 
 class Job(ABC):
@@ -23,7 +24,10 @@ class Job(ABC):
 
     Attributes:
         tokens: everything to be fed, in order; a generation appends what it samples.
+        prompt_length: how many of the first of them are the prompt.
         total: most tokens the sequence may ever hold.
+        stepwise: what follows the prompt is fed a token a step even where it is known, because a token that is fed in
+            company of the next ones gets other bits.
         finished: nothing more will be fed; the scheduler takes the lease back.
     """
 
@@ -32,6 +36,7 @@ class Job(ABC):
         self.tokens = tokens
         self.prompt_length = len(tokens)
         self.total = total
+        self.stepwise = False
         self.lease: Lease | None = None
         self.finished = False
         self.submitted = time.perf_counter()
@@ -43,7 +48,7 @@ class Job(ABC):
     @property
     def decodes(self) -> bool:
         """Whether the next step continues a running answer: one token, first served."""
-        return len(self.tokens) - self.fed == 1 and self.fed >= self.prompt_length
+        return self.fed >= self.prompt_length and (self.stepwise or len(self.tokens) - self.fed == 1)
 
     def admitted(self, lease: Lease) -> None:
         self.lease = lease
@@ -52,7 +57,8 @@ class Job(ABC):
         """Add at most ``room`` tokens to the batch; returns how many."""
         assert self.lease is not None
         start = self.lease.fed
-        count = min(room, len(self.tokens) - start)
+        end = self.prompt_length if self.stepwise and start < self.prompt_length else len(self.tokens)
+        count = min(room, end - start)
         wanted = self._wanted_from(start, count)
         count = min(count, wanted + _SCORED_ROWS)
         self._row = batch.size + wanted
@@ -99,17 +105,16 @@ class Softmax:
     def __init__(self, n_vocab: int) -> None:
         self._scratch = np.empty(n_vocab, np.float32)
 
-    def log_normaliser(self, row: Row, near: int) -> float:
-        """log(sum(exp(row))). ``near``: a token whose logit is not far below the largest, which saves a pass."""
-        shift = float(row[near])
-        with np.errstate(over="ignore"):
-            total = self._sum_exp(row, shift)
-        if not math.isfinite(total):
-            shift = float(row.max())
-            total = self._sum_exp(row, shift)
-        return shift + math.log(total)
-
-    def _sum_exp(self, row: Row, shift: float) -> float:
-        np.subtract(row, shift, out=self._scratch)
+    def log_normaliser(self, row: Row) -> float:
+        """log(sum(exp(row)))."""
+        # Unshifted first: logits of real models stay where float32 can raise e to them, and a pass over the row is
+        # a percent of a small model's step.
+        with np.errstate(over="ignore", under="ignore"):
+            np.exp(row, out=self._scratch)
+            total = float(self._scratch.sum())
+        if _SAFE < total < 1 / _SAFE:
+            return math.log(total)
+        peak = float(row.max())
+        np.subtract(row, peak, out=self._scratch)
         np.exp(self._scratch, out=self._scratch)
-        return float(self._scratch.sum())
+        return peak + math.log(float(self._scratch.sum()))

@@ -112,9 +112,8 @@ def _drain(commands: queue.SimpleQueue[Command], *, wait: bool) -> Iterator[Comm
     """What is queued now; with ``wait``, at least one command."""
     if wait:
         yield commands.get()
-    with contextlib.suppress(queue.Empty):
-        while True:
-            yield commands.get_nowait()
+    while not commands.empty():
+        yield commands.get_nowait()
 
 
 def _submit(engine: _Engine, number: int, request: Request, outbox: Outbox) -> None:

@@ -51,6 +51,7 @@ class Model:
 
         Raises:
             EngineFailed: there is not enough memory, or the device refused.
+            ModelInvalid: the model does not generate.
         """
         spec = self._spec
         canonical = spec.profile is ContextProfile.CANONICAL
@@ -65,6 +66,8 @@ class Model:
         else:
             params.flash_attn_type = lib.LLAMA_FLASH_ATTN_TYPE_AUTO  # not every device has the kernels
         context = self._open(params)
+        if not context.remembers:
+            raise ModelInvalid("this model embeds texts and cannot generate any", where=spec.model_path)
         if spec.gpu_layers == 0:
             context.install_abort()
         return context

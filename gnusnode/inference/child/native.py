@@ -212,6 +212,11 @@ class Context:
         self.n_ctx = int(lib.llama_n_ctx(handle))
 
     @property
+    def remembers(self) -> bool:
+        """Whether there is a KV cache or the like; without, a model can embed but not generate."""
+        return self._memory is not None
+
+    @property
     def pools(self) -> bool:
         """Whether sequences get one embedding; else only tokens do."""
         return int(lib.llama_pooling_type(self._handle)) != lib.LLAMA_POOLING_TYPE_NONE

@@ -187,8 +187,17 @@ class PromptBuilder:
         return ids + self.untrusted(pending)
 
     def with_bos(self, ids: list[int]) -> list[int]:
+        """The ids with the beginning-of-text token before them, where the vocabulary wants it.
+
+        Raises:
+            RequestError: that makes no token at all.
+        """
         bos = self._vocab.bos
-        return [bos, *ids] if self._vocab.adds_bos and bos is not None and ids[:1] != [bos] else ids
+        if self._vocab.adds_bos and bos is not None and ids[:1] != [bos]:
+            return [bos, *ids]
+        if not ids:
+            raise RequestError("the prompt has no tokens", param="prompt")
+        return ids
 
     def _spelling(self, token: int | None) -> str:
         return "" if token is None else self._vocab.text(token)

@@ -47,10 +47,9 @@ class ScoreJob(Job):
             return  # fed again after an abort
         claimed = self._answer[index]
         logit = float(row[claimed])
-        best = int(row.argmax())
-        self._gaps.append(float(row[best]) - logit)
+        self._gaps.append(float(row.max()) - logit)
         self._ranks.append(int(np.count_nonzero(row > row[claimed])))
-        self._logprobs.append(logit - self._softmax.log_normaliser(row, best))
+        self._logprobs.append(logit - self._softmax.log_normaliser(row))
         if self._sampler is not None:
             self._replayed.append(self._sampler.replay(row, claimed))
         if len(self._gaps) == len(self._answer):
@@ -118,9 +117,7 @@ class LabelJob(Job):
             tail = self._labels[label]
             for offset, token in enumerate(tail[1:]):
                 logits = context.logits(row + offset)
-                self._logprobs[label] += float(logits[token]) - self._softmax.log_normaliser(
-                    logits, int(logits.argmax())
-                )
+                self._logprobs[label] += float(logits[token]) - self._softmax.log_normaliser(logits)
             self._waiting.remove(label)
         self._clear_tails(context)
         if not self._waiting:
@@ -137,7 +134,7 @@ class LabelJob(Job):
         if self._prompt_scored:
             return  # fed again, because this memory could not forget a tail alone
         self._prompt_scored = True
-        normaliser = self._softmax.log_normaliser(row, int(row.argmax()))
+        normaliser = self._softmax.log_normaliser(row)
         for index, label in enumerate(self._labels):
             self._logprobs[index] = float(row[label[0]]) - normaliser
         self._waiting = [index for index, label in enumerate(self._labels) if len(label) > 1]

@@ -14,6 +14,7 @@ import contextlib
 import os
 import select
 import signal
+import threading
 import time
 from collections.abc import Callable
 from typing import Any, Final, NoReturn
@@ -45,10 +46,11 @@ class HelperGone(Exception):
 class TemplateRenderer:
     """The helper process. Make it before anything that starts threads; it ends with this process.
 
-    ``render`` may be called from one thread at a time.
+    ``render`` may be called from any thread; renderings wait for each other.
     """
 
     def __init__(self) -> None:
+        self._lock = threading.Lock()
         requests, self._write = os.pipe()
         self._read, answers = os.pipe()
         self._pid = os.fork()
@@ -68,8 +70,9 @@ class TemplateRenderer:
             HelperGone: only a new process can have another one.
         """
         try:
-            _send(self._write, pack({"template": template, "values": values}))
-            answer = _receive(self._read)
+            with self._lock:
+                _send(self._write, pack({"template": template, "values": values}))
+                answer = _receive(self._read)
         except OSError as error:
             raise HelperGone(str(error)) from error
         if answer is None:

@@ -1,0 +1,104 @@
+"""Engine children that are shot, frozen and looked into while a real node serves."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.swarm.attacks import (
+    GENERATOR_ONLY,
+    Stream,
+    descendants,
+    engine,
+    eventually,
+    metric,
+    post,
+    chat,
+    readiness,
+    status_of,
+)
+from tests.swarm.harness import NodeProcess, alive, running
+
+pytestmark = pytest.mark.model
+
+QUICK = GENERATOR_ONLY | {
+    "GNUSNODE_INFERENCE__WATCHDOG_SECONDS": "2",
+    "GNUSNODE_INFERENCE__QUARANTINE_CRASHES": "6",
+}
+
+
+@pytest.fixture(scope="module")
+def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NodeProcess]:
+    with running(tmp_path_factory.mktemp("engine") / "home", env=QUICK) as node:
+        yield node
+
+
+@pytest.mark.parametrize("number", [signal.SIGSEGV, signal.SIGABRT, signal.SIGKILL, signal.SIGSTOP])
+def test_streams_of_a_dead_engine_end_with_a_typed_error_and_the_next_engine_serves(
+    node: NodeProcess, number: signal.Signals
+) -> None:
+    streams = [Stream(node).begin() for _ in range(3)]
+    (child,) = node.children()
+    below = descendants(child)
+    restarts, counted = engine(node)["restarts"], metric(node, "gnusnode_engine_restarts_total")
+    os.kill(child, number)
+    assert [stream.error()["code"] for stream in streams] == ["engine_failed"] * 3
+    status, reasons = readiness(node)
+    assert status == 200 or "killed" in str(reasons)
+    eventually(lambda: readiness(node)[0] == 200, "ready again")
+    assert node.ask()["choices"][0]["finish_reason"] in ("stop", "length")
+    assert engine(node)["restarts"] == restarts + 1
+    assert metric(node, "gnusnode_engine_restarts_total") == counted + 1
+    assert not any(alive(pid) for pid in (child, *below))
+
+
+def test_an_engine_keeps_nothing_of_the_node_but_its_pipe(node: NodeProcess) -> None:
+    (child,) = node.children()
+    everyone = (child, *descendants(child))
+    status = status_of(child)
+    assert status["Seccomp"] == "2"
+    assert status["CapEff"] == "0000000000000000"
+    for pid in everyone:
+        proc = Path("/proc") / str(pid)
+        assert status_of(pid)["NoNewPrivs"] == "1", pid
+        assert os.readlink(proc / "ns/net") != os.readlink("/proc/self/ns/net"), pid
+        names = {entry.partition(b"=")[0] for entry in (proc / "environ").read_bytes().split(b"\0") if entry}
+        assert names <= {b"LANG", b"LC_ALL", b"PYTHONPATH", b"PYTHONUTF8", b"OMP_WAIT_POLICY", b"GGML_NO_BACKTRACE"}
+        opened = {os.readlink(entry) for entry in (proc / "fd").iterdir()}
+        assert all(name.startswith("pipe:") or name == "/dev/null" for name in opened), opened
+
+
+def test_a_node_whose_engine_dies_again_and_again_says_so_and_stops_trying(tmp_path: Path) -> None:
+    env = QUICK | {"GNUSNODE_INFERENCE__QUARANTINE_CRASHES": "2"}
+    with running(tmp_path / "home", env=env) as node:
+        for _ in range(2):
+            eventually(lambda: readiness(node)[0] == 200, "ready")
+            (child,) = node.children()
+            os.kill(child, signal.SIGKILL)
+            eventually(lambda child=child: not alive(child), "the child is gone")
+            eventually(lambda: readiness(node)[0] == 503, "not ready")
+        status, reasons = eventually(
+            lambda: (found := readiness(node))[1] and "2 times" in str(found) and found, "the quarantine is told"
+        )
+        assert status == 503, reasons
+        assert engine(node)["state"] == "quarantined"
+        assert node.children() == []
+        answered, answer = post(node, chat())
+        assert answered in (502, 503)
+        assert "quarantine" in answer["error"]["message"]
+        assert node.get("/healthz")[0] == 200
+
+
+def test_an_engine_killed_while_it_loads_is_told_and_the_node_lives(tmp_path: Path) -> None:
+    with running(tmp_path / "home", env=QUICK, ready=False) as node:
+        node.run_info()
+        child = eventually(node.children, "an engine starts")[0]
+        os.kill(child, signal.SIGKILL)
+        eventually(lambda: "being verified" not in str(readiness(node)) and not alive(child), "it is gone")
+        answered, answer = post(node, chat())
+        assert answered == 200 or answer["error"]["code"] in ("engine_failed", "no_peers_available", "model_not_found")
+        eventually(lambda: readiness(node)[0] == 200, "a later load makes the node ready")

@@ -1,0 +1,119 @@
+"""Model files made to hurt, brought in by the front door and by the back door of a real node."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.fakes.ggufs import STRING, GgufMaker, value
+from tests.hostile.test_gguf_hostile import CASES
+from tests.swarm.attacks import GENERATOR_ONLY, Stream, chat, eventually, is_envelope, post, readiness
+from tests.swarm.harness import gnusnode, running
+
+KINDS = sorted(CASES)
+
+
+def malformed(kind: str) -> bytes:
+    maker = GgufMaker()
+    CASES[kind][0](maker)
+    return maker.build()
+
+
+def plant(models: Path, data: bytes, name: str) -> None:
+    """Puts a file and a manifest that vouches for it where the node keeps its own."""
+    models.mkdir(parents=True, exist_ok=True)
+    digest = hashlib.sha256(data).hexdigest()
+    file = models / f"{digest}.gguf"
+    file.write_bytes(data)
+    stat = file.stat()
+    manifest = {
+        "name": name,
+        "sha256": f"sha256:{digest}",
+        "size": len(data),
+        "source": "file:/forged",
+        "added": 1,
+        "verified_at": 2,
+        "stamp": [stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns],
+        "architecture": "llama",
+        "license": "",
+        "parameters": 1,
+        "context_train": 64,
+        "generates": True,
+        "embeds": False,
+        "traits": {},
+    }
+    (models / f"{name}.json").write_text(json.dumps(manifest))
+
+
+def test_no_malformed_file_is_registered(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    gnusnode("init", "--home", str(home))
+    for number, kind in enumerate(KINDS[:: max(1, len(KINDS) // 4)]):
+        file = tmp_path / f"{number}.gguf"
+        file.write_bytes(malformed(kind))
+        refused = gnusnode("models", "add", str(file), "--home", str(home))
+        assert refused.returncode == 6, (kind, refused.stderr)
+        assert "next:" in refused.stderr or "gguf" in refused.stderr
+    assert json.loads(gnusnode("models", "list", "--home", str(home), "--json").stdout) == []
+
+
+def test_planted_files_are_never_loaded_and_the_node_says_why(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    for number, kind in enumerate(KINDS):
+        plant(home / "models", malformed(kind), f"bad-{number}")
+    names = ",".join(f"bad-{number}" for number in range(1, len(KINDS)))
+    env = {"GNUSNODE_MODELS__DEFAULT": "bad-0", "GNUSNODE_MODELS__LOAD": names}
+    with running(home, env=env, ready=False) as node:
+        status, reasons = eventually(
+            lambda: (found := readiness(node)) and "being verified" not in str(found) and found, "all were looked at"
+        )
+        assert status == 503
+        told = [reason for part, reason in reasons.items() if part.startswith("model")]
+        assert len(told) == len(KINDS), reasons
+        assert all(".gguf" in reason for reason in told), reasons
+        assert node.children() == []
+        answered, answer = post(node, chat())
+        assert answered in (404, 503)
+        assert is_envelope(answer)
+        assert node.get("/healthz")[0] == 200
+
+
+PROMPT_SECONDS = 4.0
+"""A hostile template is given up after 1.5 s; the rest is for a busy machine."""
+
+TEMPLATES = {
+    "loops": "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+    "memory": "{{ 'a' * 2000000000 }}",
+    "doubling": "{% set n = namespace(x='ab') %}{% for i in range(70) %}{% set n.x = n.x ~ n.x %}{% endfor %}{{ n.x }}",
+    "attributes": "{{ cycler.__init__.__globals__.os.system('id') }}",
+}
+
+
+def with_template(template: str) -> bytes:
+    return GgufMaker(pairs=GgufMaker().pairs | {"tokenizer.chat_template": value(STRING, template)}).build()
+
+
+@pytest.mark.model
+def test_hostile_templates_fail_their_own_requests_while_other_streams_go_on(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    gnusnode("init", "--home", str(home))
+    for name, template in TEMPLATES.items():
+        file = tmp_path / f"{name}.gguf"
+        file.write_bytes(with_template(template))
+        added = gnusnode("models", "add", str(file), "--home", str(home))
+        assert added.returncode == 0, added.stderr
+    env = GENERATOR_ONLY | {"GNUSNODE_MODELS__LOAD": ",".join(TEMPLATES)}
+    with running(home, env=env) as node:
+        children = node.children()
+        stream = Stream(node).begin()
+        for name in TEMPLATES:
+            status, answer = post(node, chat(model=name), timeout=PROMPT_SECONDS)
+            assert status >= 400, answer
+            assert is_envelope(answer), answer
+            assert "template" in answer["error"]["message"], answer
+        assert b"[DONE]" in stream.rest()
+        assert node.children() == children
+        assert readiness(node)[0] == 200
