@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from typing import Annotated, Any, Final, cast
 
-from pydantic import AfterValidator, Field, StringConstraints
+from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, StringConstraints
 
 from gnusnode.contracts.base import Record
 
@@ -47,6 +48,36 @@ def _bounded_json(value: dict[str, Any]) -> dict[str, Any]:
 
 JsonObject = Annotated[dict[str, Any], AfterValidator(_bounded_json)]
 """A JSON object of bounded depth, count and text length."""
+
+_MAX_DOCUMENT: Final = 262_144
+
+
+def _read_document(value: object) -> object:
+    """A document given as its text. Constants that are no JSON, such as NaN, are refused."""
+    if not isinstance(value, str):
+        return value
+    if len(value) > _MAX_DOCUMENT:
+        raise ValueError(f"a JSON document of more than {_MAX_DOCUMENT} characters")
+
+    def refuse(name: str) -> None:
+        raise ValueError(f"{name} is not JSON")
+
+    try:
+        return json.loads(value, parse_constant=refuse)
+    except RecursionError as error:
+        raise ValueError("a JSON document is nested too deeply") from error
+
+
+def _write_document(value: dict[str, Any]) -> str:
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+
+
+JsonDocument = Annotated[
+    dict[str, Any],
+    BeforeValidator(_read_document),
+    PlainSerializer(_write_document, return_type=str, when_used="json"),
+]
+"""A JSON object whose order of keys means something, such as a schema: on the wire it is its compact text."""
 
 Millis = Annotated[int, Field(ge=0, lt=2**53)]
 """A duration in milliseconds."""

@@ -12,6 +12,7 @@ from typing import Annotated, Any, ClassVar, Final, Literal
 from pydantic import Field, StringConstraints, model_validator
 
 from gnusnode.contracts.base import Record
+from gnusnode.contracts.fields import JsonDocument
 from gnusnode.contracts.ids import Name, Sha256, Uuid
 
 MAX_TEXT_CHARS: Final = 1_000_000
@@ -82,7 +83,7 @@ class GenerateRequest(Record):
     sampling: Sampling = Sampling()
     stop: Annotated[tuple[StopText, ...], Field(max_length=16)] = ()
     resume_tokens: TokenIds = ()
-    json_schema: dict[str, Any] | None = None
+    json_schema: JsonDocument | None = None
     """A schema of our bounded subset: the output is constrained to it; ``finish_reason=length`` makes it invalid."""
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     """None: no log-probabilities; n: that of each token and of the n most likely alternatives."""

@@ -11,6 +11,7 @@ from pydantic import Field, StringConstraints, TypeAdapter
 
 from gnusnode.contracts.base import Record
 from gnusnode.contracts.expert import ExpertOutput
+from gnusnode.contracts.fields import JsonDocument
 from gnusnode.contracts.generation import (
     ClassifyRequest,
     ClassifyResult,
@@ -44,7 +45,7 @@ class ToolSpec(Record):
 
     name: Annotated[str, StringConstraints(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
     description: Annotated[str, StringConstraints(max_length=4096)] = ""
-    parameters: dict[str, Any] = {}
+    parameters: JsonDocument = {}
     """JSON Schema of the arguments, of our bounded subset."""
 
 

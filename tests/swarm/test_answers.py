@@ -70,7 +70,7 @@ def test_a_seed_repeats_a_sampled_answer_and_another_seed_changes_it(client: Ope
 def test_a_schema_is_kept(client: OpenAI) -> None:
     schema = {
         "type": "object",
-        "properties": {"city": {"type": "string", "maxLength": 20}, "people": {"type": "integer"}},
+        "properties": {"people": {"type": "integer"}, "city": {"type": "string", "maxLength": 20}},
         "required": ["city", "people"],
         "additionalProperties": False,
     }
@@ -82,7 +82,7 @@ def test_a_schema_is_kept(client: OpenAI) -> None:
     )
     assert answer.choices[0].finish_reason == "stop"
     data = json.loads(answer.choices[0].message.content or "")
-    assert set(data) == {"city", "people"}
+    assert list(data) == ["people", "city"]  # in the order of the schema
     assert isinstance(data["people"], int)
 
 

@@ -10,7 +10,8 @@ import pytest
 from jsonschema.validators import Draft202012Validator
 from pydantic import ValidationError
 
-from gnusnode.contracts import services
+from gnusnode.contracts import canonical, services
+from gnusnode.contracts.base import MalformedRecord
 from gnusnode.contracts.events import LearningEvent, names_content
 from gnusnode.contracts.expert import Evidence, ExpertOutput
 from gnusnode.contracts.memory import (
@@ -35,6 +36,7 @@ from gnusnode.contracts.plan import (
 )
 from gnusnode.contracts.registry import RECORDS
 from gnusnode.contracts.schema import schemas
+from gnusnode.contracts.services import ToolSpec
 from gnusnode.contracts.settlement import ProcessingPass, TaskRecord
 from gnusnode.contracts.swarm import Role, Tier, allows
 from gnusnode.contracts.tools import (
@@ -264,3 +266,17 @@ def test_the_audit_chain_takes_no_content(key: str) -> None:
 def test_the_audit_chain_takes_digests_codes_and_numbers_only(value: object) -> None:
     with pytest.raises(ValidationError):
         example(RECORDS["AuditEvent"], fields={"tool_name": value})
+
+
+def test_the_order_of_a_schemas_properties_survives_the_wire() -> None:
+    spec = ToolSpec(name="x", parameters={"type": "object", "properties": {"zeta": {}, "a": {}, "mm": {}}})
+    read = ToolSpec.from_bytes(spec.to_bytes())
+    assert list(read.parameters["properties"]) == ["zeta", "a", "mm"]
+    assert read == spec
+
+
+@pytest.mark.parametrize("text", ["[1]", "{", '{"a":NaN}', "{" * 100_000, '{"a": 1}', '{"a":1,"a":2}'])
+def test_a_document_has_one_spelling_and_nothing_else_passes(text: str) -> None:
+    plain = ToolSpec(name="x", parameters={"a": 1}).to_plain() | {"parameters": text}
+    with pytest.raises(MalformedRecord):
+        ToolSpec.from_bytes(canonical.encode(plain))
