@@ -13,6 +13,7 @@ from typing import Any, Literal
 import psutil
 import trio
 from prometheus_client import CollectorRegistry
+from pydantic import ValidationError
 
 from gnusnode import __version__
 from gnusnode.api.facade import ModelCard, Readiness
@@ -37,6 +38,7 @@ from gnusnode.contracts.services import (
     TaskRequest,
 )
 from gnusnode.contracts.verify import verify
+from gnusnode.errors import NotFound
 from gnusnode.hosting import Hosting
 from gnusnode.net.rpc import CallContext, Rpc
 from gnusnode.observe.health import AUDIT_BROKEN
@@ -94,8 +96,12 @@ class Node:
         return await self.rpc.call(INGRESS_EMBED, call, CallContext(request.request_id, deadline))
 
     async def plan(self, request_id: str, *, tenant: str | None = None) -> PlanView:
+        try:
+            query = PlanQuery(request_id=request_id, tenant=tenant)
+        except ValidationError as error:
+            raise NotFound("a request's id is a UUID", hint="it stands in the header x-gnus-task") from error
         context = CallContext(request_id, time.monotonic() + PLAN_SECONDS)
-        return await self.rpc.call(INGRESS_PLAN, PlanQuery(request_id=request_id, tenant=tenant), context)
+        return await self.rpc.call(INGRESS_PLAN, query, context)
 
     def verify(self, record: SignedRecord) -> Outcome:
         """Whether the record was to be believed when it was issued: what is past its time was not wrong then."""

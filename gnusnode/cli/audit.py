@@ -28,7 +28,7 @@ def verify(home: HomeOption = None, as_json: JsonOption = False) -> None:
     output.emit(report) if as_json else output.say(f"{report['checked']} of {report['length']} events verified")
     if report["broken"]:
         raise DataError(
-            f"the chain is broken at event {report['broken']['seq']}: {report['broken']['reason']}",
+            f"the chain is broken at event {report['broken']['seq']}: {report['broken']['why']}",
             where=str(home_of(home).data),
             hint="keep a copy of the home, then export what is readable: gnusnode audit export --salvage FILE",
         )

@@ -189,7 +189,7 @@ def _confinement() -> Finding:
     found = "; ".join(
         f"{label}: {', '.join(names)}" for label, names in (("not refused", open_doors), ("broken", broken)) if names
     )
-    return "warning", found, "the kernel or container of this machine lacks a control; see docs/models.md"
+    return "warning", found, "the kernel or container of this machine lacks a control; see docs/architecture.md"
 
 
 def _node(place: Any) -> Finding:

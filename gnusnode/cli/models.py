@@ -98,26 +98,41 @@ def verify(
     home: HomeOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Hash model files again and compare."""
+    """Hash model files again and compare; exit code 6 when one is not what it was."""
     import trio
+
+    from gnusnode.errors import GnusError
 
     _, store = open_store(home, make=False)
 
-    async def work() -> list[StoredModel]:
-        keys = [key] if key else [model.name for model in await store.list()]
-        checked: list[StoredModel] = []
-        for one in keys:
-            with output.progress(one) as progress:
-                checked.append(await store.verify(one, progress))
-        return checked
+    async def work() -> tuple[list[StoredModel], list[GnusError]]:
+        listing = await store.scan()
+        good: list[StoredModel] = []
+        bad: list[GnusError] = [*listing.problems]
+        for one in [model.name for model in listing.models]:
+            try:
+                with output.progress(one) as progress:
+                    good.append(await store.verify(one, progress))
+            except GnusError as error:
+                bad.append(error)
+        return good, bad
 
-    models = trio.run(work)
+    async def single(name: str) -> tuple[list[StoredModel], list[GnusError]]:
+        with output.progress(name) as progress:
+            return [await store.verify(name, progress)], []
+
+    good, bad = trio.run(single, key) if key else trio.run(work)
     if as_json:
-        output.emit([{"name": model.name, "sha256": model.sha256, "ok": True} for model in models])
-        return
-    for model in models:
-        output.say(f"ok  {model.name}  {model.sha256}")
-    if not models:
+        rows = [{"name": model.name, "sha256": model.sha256, "ok": True} for model in good]
+        output.emit(rows + [{"ok": False, "error": error.to_wire()} for error in bad])
+    else:
+        for model in good:
+            output.say(f"ok  {model.name}  {model.sha256}")
+    for error in bad:
+        output.show(error)
+    if bad:
+        raise typer.Exit(bad[0].exit_code)
+    if not good:
         output.note("No models here.")
 
 

@@ -9,9 +9,9 @@ when it comes, with the time after which trying again makes sense.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Final, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 from gnusnode.errors import Overloaded, RateLimited
 
@@ -117,7 +117,7 @@ class FairQueue(Generic[T]):
             RateLimited: this tenant has too many waiting.
             Overloaded: the queue is full, or the work before this job takes longer than ``within``.
         """
-        ahead = rates.seconds(self._work()) if len(self) >= self.free_slots else 0.0
+        ahead = rates.seconds(self._work_before(tenant, cost)) if len(self) >= self.free_slots else 0.0
         retry = min(max(ahead / 2, _MIN_RETRY), _MAX_RETRY)
         state = self._tenants.get(tenant) or _Tenant[T]()
         if state.count() >= self._limits.waiting_per_tenant:
@@ -192,13 +192,20 @@ class FairQueue(Generic[T]):
     def _weight(self, tenant: str) -> float:
         return self._limits.weights.get(tenant, 1.0)
 
-    def _work(self) -> Cost:
-        """Tokens of all that waits and half of what runs: on average a running job is half done."""
-        waiting = [
-            ticket.cost for state in self._tenants.values() for line in state.waiting.values() for ticket in line
-        ]
-        running = [ticket.cost for ticket in self._running.values()]
-        return Cost(
-            prompt=sum(cost.prompt for cost in waiting),
-            output=sum(cost.output for cost in waiting) + sum(cost.output for cost in running) // 2,
-        )
+    def _work_before(self, tenant: str, cost: Cost) -> Cost:
+        """What is done before a new job of ``tenant``: half of what runs, on average, all that this tenant has waiting,
+        and of every other tenant's line as much as goes first while tenants take turns."""
+        running = sum(ticket.cost.output for ticket in self._running.values()) / 2
+        lines = {name: _total(state.waiting.values()) for name, state in self._tenants.items()}
+        own = lines.pop(tenant, Cost(0, 0))
+        turn = (own.tokens + cost.tokens) / self._weight(tenant)
+        prompt, output = float(own.prompt), own.output + running
+        for name, line in lines.items():
+            share = min(1.0, turn * self._weight(name) / line.tokens) if line.tokens else 0.0
+            prompt, output = prompt + share * line.prompt, output + share * line.output
+        return Cost(round(prompt), round(output))
+
+
+def _total(lines: Iterable[Iterable[Ticket[Any]]]) -> Cost:
+    costs = [ticket.cost for line in lines for ticket in line]
+    return Cost(sum(cost.prompt for cost in costs), sum(cost.output for cost in costs))

@@ -272,8 +272,10 @@ def _received(method: UnaryMethod[Req, Any] | StreamMethod[Req, Any], request: R
     """The request as its handler gets it."""
     try:
         return method.request.from_bytes(request.to_bytes())
-    except MalformedRecord as error:
-        raise RequestError(f"the request of {_name(method)} cannot be carried: {error}") from error
+    except (MalformedRecord, canonical.NotCanonical) as error:
+        raise RequestError(
+            f"the request of {_name(method)} cannot be carried: {error}", hint="send shallower data and smaller numbers"
+        ) from error
 
 
 def _name(method: _Method) -> str:

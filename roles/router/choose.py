@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Final
@@ -77,6 +77,8 @@ class Candidate:
     fits: bool
     seconds: float
     reasons: tuple[str, ...]
+    failed: bool = False
+    """It did not manage its latest answer: others go first."""
 
     @property
     def key(self) -> tuple[str, str]:
@@ -92,15 +94,17 @@ def choose_experts(
     swarm: Swarm,
     *,
     warm: tuple[str, str] | None = None,
+    failed: Collection[tuple[str, str]] = (),
 ) -> list[Candidate]:
     """All that can serve the request, best first; never empty.
 
-    Order: domain fit, then the core, then expected time, in which loading a model counts; names decide ties, so that
+    Order: those that did not just fail, domain fit, then the core, then expected time, in which loading a model counts; names decide ties, so that
     equal inputs give equal orders.
 
     Args:
         privacy: of the plan to be made, which may be stricter than the policy's.
         warm: key of the expert that holds this conversation's prefix in its cache.
+        failed: keys of experts that failed a moment ago.
 
     Raises:
         ModelNotFound: nobody offers the model asked for; the hint has the nearest names.
@@ -124,13 +128,13 @@ def choose_experts(
             where=visible[0].peer,
             hint="see `gnusnode status` for the reason",
         )
-    candidates = [_candidate(card, request, intent, warm) for card in usable]
+    candidates = [_candidate(card, request, intent, warm, failed) for card in usable]
     return sorted(candidates, key=_order)
 
 
-def _order(candidate: Candidate) -> tuple[bool, bool, float, str, str]:
+def _order(candidate: Candidate) -> tuple[bool, bool, bool, float, str, str]:
     card = candidate.card
-    return (not candidate.fits, card.service != "core", candidate.seconds, card.expert_id, card.peer)
+    return (candidate.failed, not candidate.fits, card.service != "core", candidate.seconds, card.expert_id, card.peer)
 
 
 def _named(cards: list[ExpertCard], model: str) -> list[ExpertCard]:
@@ -168,7 +172,13 @@ def _allowed(cards: list[ExpertCard], model: str, policy: PolicyEnvelope) -> lis
     return allowed
 
 
-def _candidate(card: ExpertCard, request: TaskRequest, intent: Intent, warm: tuple[str, str] | None) -> Candidate:
+def _candidate(
+    card: ExpertCard,
+    request: TaskRequest,
+    intent: Intent,
+    warm: tuple[str, str] | None,
+    failed: Collection[tuple[str, str]],
+) -> Candidate:
     is_warm = warm == (card.peer, card.expert_id)
     fits = card.service == "elm" and intent.domain != GENERAL and intent.domain in card.domains
     seconds = expected_seconds(card.engine, request, warm=is_warm)
@@ -183,7 +193,10 @@ def _candidate(card: ExpertCard, request: TaskRequest, intent: Intent, warm: tup
         reasons.append("holds this conversation in its cache")
     if request.model not in AUTO:
         reasons.append("asked for by name")
-    return Candidate(card, fits, seconds, tuple(reasons))
+    has_failed = (card.peer, card.expert_id) in failed
+    if has_failed:
+        reasons.append("failed a moment ago")
+    return Candidate(card, fits, seconds, tuple(reasons), has_failed)
 
 
 def expected_seconds(engine: EngineInfo, request: TaskRequest, *, warm: bool) -> float:

@@ -49,6 +49,8 @@ Send = Callable[[PlanMade | ChoiceDelta | ChoiceDone | TaskDone], Awaitable[None
 
 _ASK_MODEL_SECONDS: Final = 2.0
 """How long the router waits for a model's opinion on the domain; without it the words decide."""
+_SHUN_SECONDS: Final = 60.0
+"""How long an expert with a broken model or wrong records goes last; without it every request would try it first."""
 _DRAFT: Final = {"core": CORE_DRAFT, "elm": ELM_DRAFT}
 _DRIVEN: Final = frozenset(_DRAFT)
 """Services that this router knows how to drive; a plan promises no stage beyond them."""
@@ -112,6 +114,8 @@ class Router:
         self._swarm = swarm
         self._options = options or RouterOptions()
         self._prefixes = PrefixMemory()
+        self._failed: dict[tuple[str, str], float] = {}
+        """Experts that proved unusable, and until when (monotonic seconds) others go before them."""
         self.running = 0
         """Requests being routed now."""
         self.rerouted = 0
@@ -146,8 +150,11 @@ class Router:
                 await send(self._finish(request, attempt, timer))
                 return
             except GnusError as error:
-                last = place == self._options.requeues or len(left) == 1
-                if last or attempt.visible or not worth_elsewhere(error):
+                if not worth_elsewhere(error):
+                    raise
+                if isinstance(error, DataError | RecordRefused):  # a busy or restarting engine says so in its card
+                    self._failed[left[0].key] = time.monotonic() + _SHUN_SECONDS
+                if attempt.visible or place == self._options.requeues or len(left) == 1:
                     raise
                 self.rerouted += 1
                 notes = (*notes, f"rerouted from {left[0].card.expert_id}: {error.code}")
@@ -159,7 +166,7 @@ class Router:
         intent = await self._classified(request, context)
         privacy = privacy_for(request.policy, intent.risk)
         warm = self._prefixes.find(request.policy.tenant, request.generation.prompt.messages or ())
-        ranked = choose_experts(cards, request, intent, privacy, self._view(), warm=warm)
+        ranked = choose_experts(cards, request, intent, privacy, self._view(), warm=warm, failed=self._shunned())
         return _Decision(intent, privacy, cards, tuple(ranked))
 
     async def _classified(self, request: TaskRequest, context: CallContext) -> Intent:
@@ -189,6 +196,11 @@ class Router:
         except Unavailable as error:
             return replace(intent, reasons=(*intent.reasons, f"no model was asked for the domain: {error.code}"))
         return settle(intent, scored.model_copy(update={"label": scored.label.strip()}))
+
+    def _shunned(self) -> frozenset[tuple[str, str]]:
+        now = time.monotonic()
+        self._failed = {key: until for key, until in self._failed.items() if until > now}
+        return frozenset(self._failed)
 
     def _view(self) -> Swarm:
         swarm = self._swarm()
@@ -266,6 +278,7 @@ class Router:
         attempt.visible = True
 
     def _finish(self, request: TaskRequest, attempt: _Attempt, timer: StageTimer) -> TaskDone:
+        self._failed.pop(attempt.candidate.key, None)
         messages = request.generation.prompt.messages or ()
         self._prefixes.remember(request.policy.tenant, messages, attempt.candidate.key)
         slowest = max(attempt.done, key=lambda done: done.timing.queue_ms + done.timing.prefill_ms)

@@ -60,6 +60,7 @@ def test_a_seed_repeats_a_sampled_answer_and_another_seed_changes_it(client: Ope
             max_tokens=24,
             temperature=1.2,
             seed=seed,
+            extra_body={"gnus": {"profile": "canonical"}},
         )
         return answer.choices[0].message.content
 

@@ -65,10 +65,11 @@ def test_planted_files_are_never_loaded_and_the_node_says_why(tmp_path: Path) ->
     for number, kind in enumerate(KINDS):
         plant(home / "models", malformed(kind), f"bad-{number}")
     names = ",".join(f"bad-{number}" for number in range(1, len(KINDS)))
-    env = {"GNUSNODE_MODELS__DEFAULT": "bad-0", "GNUSNODE_MODELS__LOAD": names}
+    env = GENERATOR_ONLY | {"GNUSNODE_MODELS__DEFAULT": "bad-0", "GNUSNODE_MODELS__LOAD": names}
     with running(home, env=env, ready=False) as node:
         status, reasons = eventually(
-            lambda: (found := readiness(node)) and "being verified" not in str(found) and found, "all were looked at"
+            lambda: len((found := readiness(node))[1]) == len(KINDS) and "being verified" not in str(found) and found,
+            "all were looked at",
         )
         assert status == 503
         told = [reason for part, reason in reasons.items() if part.startswith("model")]
@@ -108,12 +109,13 @@ def test_hostile_templates_fail_their_own_requests_while_other_streams_go_on(tmp
     env = GENERATOR_ONLY | {"GNUSNODE_MODELS__LOAD": ",".join(TEMPLATES)}
     with running(home, env=env) as node:
         children = node.children()
-        stream = Stream(node).begin()
+        stream = Stream(node, model="smollm2-135m").begin()
         for name in TEMPLATES:
             status, answer = post(node, chat(model=name), timeout=PROMPT_SECONDS)
             assert status >= 400, answer
             assert is_envelope(answer), answer
             assert "template" in answer["error"]["message"], answer
         assert b"[DONE]" in stream.rest()
+        assert node.ask(model="gnus")["model"] == "smollm2-135m"
         assert node.children() == children
         assert readiness(node)[0] == 200

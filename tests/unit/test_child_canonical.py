@@ -27,7 +27,7 @@ def ask(engine: Child, prompt: str = STORY) -> int:
 
 def outcome(engine: Child, job: int) -> tuple[Any, ...]:
     body = engine.done(job)
-    return body["tokens"], body["mean_logprob"], [delta["logprobs"] for delta in engine.deltas(job)]
+    return body["tokens"], body["mean_logprob"], [entry for delta in engine.deltas(job) for entry in delta["logprobs"]]
 
 
 @pytest.fixture(scope="module")
@@ -83,7 +83,7 @@ def test_a_resumed_answer_goes_on_as_if_never_interrupted(engine: Child, fields:
     whole = engine.done(job)["tokens"]
     again = engine.generate(STORY, max_tokens=24, profile="canonical", resume_tokens=whole[:9], **fields)
     assert engine.done(again)["tokens"] == whole
-    seen = "".join(delta["text"] for delta in engine.deltas(job)[:9])
+    seen = engine.text(engine.generate(STORY, max_tokens=9, profile="canonical", **fields))
     assert seen + engine.text(again) == engine.text(job)
 
 
@@ -95,6 +95,15 @@ def test_an_aborted_prefill_beside_it_does_not_change_the_bytes(engine: Child, e
     engine.send({"op": "cancel", "id": long})
     assert engine.end_of(long)["ev"] == "error"
     assert outcome(engine, job) == expected
+
+
+def test_a_seed_repeats_its_answer_and_another_seed_does_not(engine: Child) -> None:
+    def sampled(seed: int) -> str:
+        sampling = {"temperature": 0.9, "seed": seed}
+        return engine.text(engine.generate(STORY, max_tokens=24, profile="canonical", sampling=sampling))
+
+    assert sampled(7) == sampled(7)
+    assert sampled(7) != sampled(8)
 
 
 def test_no_prefix_is_shared(engine: Child) -> None:

@@ -43,7 +43,9 @@ def test_a_stream_is_started_deltas_done(engine: Child) -> None:
     deltas = [Delta.model_validate(delta) for delta in engine.deltas(job)]
     started = Started.model_validate(engine.started(job))
     events = [f["ev"] for f in engine.frames if f.get("id") == job or job in [d[0] for d in f.get("deltas", [])]]
-    assert events == ["started", *["step"] * 12, "done"]
+    assert events == ["started", *["step"] * len(deltas), "done"]
+    assert deltas[0].tokens == done.tokens[:1]  # the first token is not held to be gathered with others
+    assert len(deltas) > 2
     assert [token for delta in deltas for token in delta.tokens] == list(done.tokens)
     assert done.finish_reason == "length"
     assert done.usage.completion_tokens == 12
@@ -93,14 +95,6 @@ def test_logprobs_are_those_of_the_whole_vocabulary(engine: Child) -> None:
         assert sum(math.exp(top["logprob"]) for top in entry["top"]) <= 1.0001
     assert done.mean_logprob == pytest.approx(sum(entry["logprob"] for entry in entries) / 5)
     assert "".join(entry["piece"] for entry in entries) == engine.text(job)
-
-
-def test_a_seed_repeats_its_answer_and_another_seed_does_not(engine: Child) -> None:
-    def sampled(seed: int) -> str:
-        return engine.text(engine.generate(STORY, max_tokens=24, sampling={"temperature": 0.9, "seed": seed}))
-
-    assert sampled(7) == sampled(7)
-    assert sampled(7) != sampled(8)
 
 
 def test_penalties_keep_the_model_from_repeating_itself(engine: Child) -> None:

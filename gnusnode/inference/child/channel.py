@@ -1,4 +1,4 @@
-"""Frames out of the child: what one scheduler step has to say leaves in one write."""
+"""Frames out of the child: what the steps of a moment have to say leaves in one write."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from typing import Any, Final
 from gnusnode.errors import GnusError
 from gnusnode.inference.frames import pack, pack_known
 
+_GATHER_SECONDS: Final = 0.012
+"""Tokens that come faster than this leave together: each write wakes the parent, which costs more than its tokens."""
 _LOG_BURST: Final = 40
 _LOG_RATE: Final = 10.0
 """Log lines per second after the burst; a native library in trouble prints without end."""
@@ -17,20 +19,35 @@ _LAST_LINES: Final = 8
 
 
 class Outbox:
-    """Collects frames and writes them. ``flush`` belongs to the main thread; ``log`` may come from any."""
+    """Collects frames and writes them. ``flush`` belongs to the main thread; ``log`` may come from any.
+
+    The first token of a job and everything but tokens leaves with the next ``flush``.
+    """
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
         self._lock = threading.RLock()
-        self._deltas: list[list[Any]] = []
+        self._deltas: dict[int, dict[str, Any]] = {}
+        self._unspoken: set[int] = set()
+        """Jobs whose first token is still to come."""
+        self._urgent = False
+        self._written = 0.0
         self._before: list[bytes] = []
         self._after: list[bytes] = []
 
     def started(self, job: int, body: dict[str, Any]) -> None:
         self._before.append(pack({"ev": "started", "id": job, "body": body}))
+        self._unspoken.add(job)
 
     def delta(self, job: int, body: dict[str, Any]) -> None:
-        self._deltas.append([job, body])
+        held = self._deltas.setdefault(job, body)
+        if held is not body:
+            held["text"] += body["text"]
+            held["tokens"] += body["tokens"]
+            held["logprobs"] += body["logprobs"]
+        if job in self._unspoken:
+            self._unspoken.discard(job)
+            self._urgent = True
 
     def done(self, job: int, body: dict[str, Any]) -> None:
         self._after.append(pack({"ev": "done", "id": job, "body": body}))
@@ -40,20 +57,24 @@ class Outbox:
 
     def error(self, job: int | None, error: GnusError) -> None:
         self._after.append(pack({"ev": "error", "id": job, "error": error.to_wire()}))
+        self._unspoken.discard(-1 if job is None else job)
 
     def flush(self) -> None:
-        """Write everything: starts, then the deltas of the step, then the ends.
+        """Write what is due: starts, then tokens, then ends. Call it after every step.
 
         Raises:
             OSError: the parent is gone.
         """
+        due = self._before or self._after or self._urgent
+        if not due and (not self._deltas or time.perf_counter() - self._written < _GATHER_SECONDS):
+            return
         parts = self._before
         if self._deltas:
-            parts.append(pack_known({"ev": "step", "deltas": self._deltas}))
+            parts.append(pack_known({"ev": "step", "deltas": [[job, body] for job, body in self._deltas.items()]}))
         parts += self._after
-        if parts:
-            self._before, self._deltas, self._after = [], [], []
-            self._write(b"".join(parts))
+        self._before, self._deltas, self._after, self._urgent = [], {}, [], False
+        self._write(b"".join(parts))
+        self._written = time.perf_counter()
 
     def send(self, frame: dict[str, Any]) -> None:
         """Write one frame now."""
