@@ -116,7 +116,7 @@ def _flag(key: str, value: Any) -> Any:
 def _parsed(option: Option, text: str, where: str) -> Any:
     try:
         return option.parse(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{option.key} is neither a comma-separated nor a JSON list: {error}", where=where) from error
 
 

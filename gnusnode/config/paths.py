@@ -90,7 +90,7 @@ class Home:
         """Makes the home and its directories, mode 0700; an existing home must not be writable by others.
 
         Raises:
-            DataError: read-only, no permission, a file in the way, or others can write there.
+            DataError: read-only, no permission, a file in the way, another user's, or others can write there.
             DiskFull: no space.
         """
         make_private(self.root)
@@ -126,6 +126,12 @@ def make_private(directory: Path, *, shared_parent: bool = False) -> None:
             "the runtime directory is not ours alone",
             where=str(directory),
             hint="remove it, set XDG_RUNTIME_DIR, or choose a shorter --home",
+        )
+    if found.st_uid not in (os.geteuid(), 0):
+        raise DataError(
+            f"this directory belongs to another user (uid {found.st_uid})",
+            where=str(directory),
+            hint=f"run the node as that user, chown it to {os.geteuid()}, or choose another --home",
         )
     if found.st_mode & 0o022:
         raise DataError(

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import re
+import stat
 import tomllib
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -37,23 +40,34 @@ def read(path: Path) -> TomlFile:
 
     Raises:
         FileNotFoundError: there is none.
-        ConfigError: unreadable, too large, not UTF-8, or not TOML; names the line.
+        ConfigError: unreadable, no regular file, too large, not UTF-8, or not TOML; names the line.
     """
     try:
-        with path.open("rb") as file:
-            data = file.read(MAX_BYTES + 1)
-    except FileNotFoundError:
+        data = _read_regular(path)
+    except FileNotFoundError as error:
+        if path.is_symlink():  # settings that were meant, perhaps the stricter ones, would silently not hold
+            raise ConfigError("this link leads to no file", where=str(path), hint="repair or remove it") from error
         raise
     except OSError as error:
-        raise ConfigError(f"cannot read the file: {error.strerror}", where=str(path)) from error
+        reason = f"cannot read the file: {error.strerror}"
+        raise ConfigError(reason, where=str(path), hint="check what stands there, and its owner and mode") from error
     if len(data) > MAX_BYTES:
-        raise ConfigError(f"the file has more than {MAX_BYTES} bytes", where=str(path))
+        raise ConfigError(f"the file has more than {MAX_BYTES} bytes", where=str(path), hint="is this the right file?")
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
         raise ConfigError("the file is not UTF-8", where=f"{path}:{line}", hint="save it as UTF-8") from error
     return parse(text, path)
+
+
+def _read_regular(path: Path) -> bytes:
+    # O_NONBLOCK: a named pipe in the place of the file must not hang the start.
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    with os.fdopen(handle, "rb") as file:
+        if not stat.S_ISREG(os.fstat(handle).st_mode):
+            raise OSError(errno.EINVAL, "not a regular file")
+        return file.read(MAX_BYTES + 1)
 
 
 def parse(text: str, path: Path) -> TomlFile:
@@ -63,7 +77,7 @@ def parse(text: str, path: Path) -> TomlFile:
     except (tomllib.TOMLDecodeError, RecursionError) as error:
         where = f"{path}:{_error_line(str(error), text)}"
         reason = re.sub(r" \(at .*\)$", "", str(error))
-        raise ConfigError(f"not valid TOML: {reason}", where=where) from error
+        raise ConfigError(f"not valid TOML: {reason}", where=where, hint="correct this line") from error
     return TomlFile(path, text, values, _index(text))
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
+from itertools import chain, repeat
 from typing import Any, Final
 
 import trio
@@ -31,7 +32,7 @@ from gnusnode.contracts.generation import (
     ScoreResult,
     Started,
 )
-from gnusnode.errors import Conflict, GnusError, ModelNotFound
+from gnusnode.errors import Conflict, EngineFailed, GnusError, ModelNotFound
 from gnusnode.inference.crashes import CrashLedger
 from gnusnode.inference.devices import DeviceReport, available_ram
 from gnusnode.inference.engine import Engine
@@ -43,6 +44,8 @@ from gnusnode.inference.nurseries import plain_errors
 from gnusnode.inference.process import LlamaEngine, open_llama
 
 _RAM_SHARE: Final = 0.9
+_LOAD_AGAIN: Final = (6.0, 15.0, 60.0)
+"""Seconds between attempts to load a model that should be up; the last one repeats."""
 _THROUGHPUT: Final = ContextProfile.THROUGHPUT
 
 
@@ -256,10 +259,24 @@ class EngineManager:
 
     async def _preload(self, models: Sequence[HostedModel]) -> None:
         for model in models:
-            try:
-                await self._hosts.bring_up(model, ContextProfile.THROUGHPUT)
-            except GnusError as error:
-                self._notify("engine_load_failed", {"model": model.name, "reason": str(error)})
+            if await self._try_to_load(model):
+                self._nursery.start_soon(self._load_again, model)
+
+    async def _load_again(self, model: HostedModel) -> None:
+        """Loads a model whose engine died while it loaded: a node that is not ready gets no request that would."""
+        for delay in chain(_LOAD_AGAIN, repeat(_LOAD_AGAIN[-1])):
+            await trio.sleep(delay)
+            if self._models.get(model.name) is not model or not await self._try_to_load(model):
+                return
+
+    async def _try_to_load(self, model: HostedModel) -> bool:
+        """Brings a model up; whether it failed in a way that may pass."""
+        try:
+            await self._hosts.bring_up(model, _THROUGHPUT)
+        except GnusError as error:
+            self._notify("engine_load_failed", {"model": model.name, "reason": str(error)})
+            return isinstance(error, EngineFailed)
+        return False
 
 
 class _Handle:

@@ -98,8 +98,8 @@ def choose_experts(
 ) -> list[Candidate]:
     """All that can serve the request, best first; never empty.
 
-    Order: those that did not just fail, domain fit, then the core, then expected time, in which loading a model counts; names decide ties, so that
-    equal inputs give equal orders.
+    Order: those that did not just fail, domain fit, then the core, then expected time, in which loading a model counts;
+    names decide ties, so that equal inputs give equal orders.
 
     Args:
         privacy: of the plan to be made, which may be stricter than the policy's.

@@ -51,7 +51,11 @@ def post(
 def is_envelope(answer: Any) -> bool:
     """Whether a body is OpenAI's error object and nothing else, without anything of our insides."""
     error = answer.get("error", {})
-    return set(answer) == {"error"} and {"message", "type", "code", "param"} <= set(error) and "Traceback" not in str(answer)
+    return (
+        set(answer) == {"error"}
+        and {"message", "type", "code", "param"} <= set(error)
+        and "Traceback" not in str(answer)
+    )
 
 
 class Stream:

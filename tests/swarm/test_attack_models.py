@@ -10,7 +10,7 @@ import pytest
 
 from tests.fakes.ggufs import STRING, GgufMaker, value
 from tests.hostile.test_gguf_hostile import CASES
-from tests.swarm.attacks import GENERATOR_ONLY, Stream, chat, eventually, is_envelope, post, readiness
+from tests.swarm.attacks import GENERATOR_ONLY, Stream, chat, eventually, is_envelope, metric, post, readiness
 from tests.swarm.harness import gnusnode, running
 
 KINDS = sorted(CASES)
@@ -119,3 +119,26 @@ def test_hostile_templates_fail_their_own_requests_while_other_streams_go_on(tmp
         assert node.ask(model="gnus")["model"] == "smollm2-135m"
         assert node.children() == children
         assert readiness(node)[0] == 200
+
+
+@pytest.mark.model
+def test_a_model_that_aborts_on_every_request_is_poisonous_then_quarantined_and_others_go_on(tmp_path: Path) -> None:
+    """Sound to every check of the header, but llama.cpp aborts when it tokenises with this vocabulary."""
+    home = tmp_path / "home"
+    file = tmp_path / "bomb.gguf"
+    file.write_bytes(with_template("{% for message in messages %}{{ message.content }}{% endfor %}"))
+    assert gnusnode("models", "add", str(file), "--home", str(home)).returncode == 0
+    env = GENERATOR_ONLY | {"GNUSNODE_MODELS__LOAD": "bomb", "GNUSNODE_INFERENCE__QUARANTINE_CRASHES": "4"}
+    with running(home, env=env) as node:
+        stream = Stream(node, model="smollm2-135m", max_tokens=300).begin()
+        for _ in range(2):
+            status, answer = post(node, chat(model="bomb"))
+            assert status == 502, answer
+            assert answer["error"]["code"] == "request_poisoned"
+        assert b"[DONE]" in stream.rest()
+        reasons = eventually(lambda: "4 times" in str(found := readiness(node)) and found[1], "quarantine is told")
+        assert "SIGABRT" in str(reasons)
+        status, answer = post(node, chat(model="bomb"))
+        assert status in (502, 503), answer
+        assert node.ask(model="smollm2-135m")["choices"]
+        assert metric(node, "gnusnode_engine_restarts_total", model="bomb", cause="crash") >= 3

@@ -262,6 +262,7 @@ def test_a_key_opens_what_its_scopes_name_until_it_is_revoked(node: NodeProcess)
     key = cli(node.home, "keys", "create", "alice", "--scopes", "chat", "--days", "1", "--in-flight", "2").strip()
     cli(node.home, "keys", "create", "carol")  # without any key this machine would need none
     listed = read(node.home, "keys", "list")
+    listed.sort(key=lambda entry: entry["name"])
     assert [entry["name"] for entry in listed] == ["alice", "carol"]
     assert key not in cli(node.home, "keys", "list")
 

@@ -55,6 +55,17 @@ def test_a_tenant_with_many_requests_does_not_hold_up_one_with_few() -> None:
     assert "one" in drain(queue)[:2]
 
 
+def test_one_tenants_long_line_is_no_reason_to_refuse_another_tenant() -> None:
+    queue = FairQueue[str](1)
+    rates = Rates(prefill=10, decode=10)
+    for index in range(21):
+        offer(queue, f"many{index}", tenant="many", tokens=100)
+    queue.take(0.0)
+    assert offer(queue, "one", tenant="one", within=60, rates=rates).tenant == "one"
+    with pytest.raises(Overloaded):
+        offer(queue, "more", tenant="many", within=60, rates=rates)
+
+
 def test_long_requests_count_for_what_they_take() -> None:
     queue = FairQueue[str](1)
     for index in range(4):

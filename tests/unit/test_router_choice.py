@@ -44,6 +44,13 @@ def test_queue_and_measured_rate_decide_between_equals():
     assert order(busy, slow, fast) == ["fast", "slow", "busy"]
 
 
+def test_an_expert_that_just_failed_goes_last_however_fast_it_is():
+    intent = classify("hello")
+    cards = (card("broken", decode_rate=9000.0), card("slow", decode_rate=5.0))
+    ranked = choose_experts(cards, task(), intent, PrivacyMode.PLAINTEXT, swarm(), failed={(HERE, "broken")})
+    assert [(found.card.expert_id, found.failed) for found in ranked] == [("slow", False), ("broken", True)]
+
+
 def test_a_cached_conversation_wins_over_a_slightly_faster_expert():
     long_prompt = task("word " * 4000)
     warm, cold = card("warm", decode_rate=45.0), card("cold")
