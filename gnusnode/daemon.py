@@ -28,7 +28,6 @@ from gnusnode.config.paths import Home
 from gnusnode.config.settings import Settings
 from gnusnode.contracts.roster import Roster
 from gnusnode.contracts.verify import verify
-from gnusnode.hosting import Hosting, open_hosting
 from gnusnode.identity import NodeIdentity, rotations
 from gnusnode.net.local import LocalRpc
 from gnusnode.node import Node
@@ -37,6 +36,7 @@ from gnusnode.observe.health import DISK_LOW, NET_UNUSED
 from gnusnode.observe.lag import every, watch_loop_lag
 from gnusnode.observe.logs import log_event
 from gnusnode.observe.observer import Observer
+from gnusnode.offering import Offering, open_offering
 from gnusnode.policy.envelopes import workspace_policy
 from gnusnode.store.audit import open_audit
 from gnusnode.store.db import Store, open_store
@@ -111,17 +111,17 @@ async def open_node(home: Home, loaded: Loaded, *, stop: trio.Event) -> AsyncGen
             rpc = LocalRpc(identity.peer_id, buffer_bytes=settings.limits.stream_buffer_bytes)
             roster = Roster.solo(identity.peer_id)
             context = role_context(identity, roster, observer)
-            async with open_hosting(home, settings, identity.peer_id, observer) as hosting:
-                metrics.engines.follow(hosting.engine_infos)
-                roles = Supervisor(await build_roles(settings, context, rpc, hosting, store), observer.bus)
-                node = Node(home, loaded, context, roster, observer, store, audit, rpc, roles, hosting, stop)
+            async with open_offering(home, settings, identity.peer_id, observer) as offering:
+                metrics.engines.follow(offering.engine_infos)
+                roles = Supervisor(await build_roles(settings, context, rpc, offering, store), observer.bus)
+                node = Node(home, loaded, context, roster, observer, store, audit, rpc, roles, offering, stop)
                 try:
                     async with trio.open_nursery() as nursery:
                         await nursery.start(roles.run)
                         nursery.start_soon(auditor.run)
                         nursery.start_soon(_watch_loop, observer, settings)
                         nursery.start_soon(_watch_disk, observer, home)
-                        nursery.start_soon(hosting.load)
+                        nursery.start_soon(offering.load)
                         yield node
                         nursery.cancel_scope.cancel()
                 finally:
@@ -141,11 +141,11 @@ def role_context(identity: NodeIdentity, roster: Roster, observer: Observer) -> 
 
 
 async def build_roles(
-    settings: Settings, context: RoleContext, rpc: LocalRpc, hosting: Hosting, store: Store
+    settings: Settings, context: RoleContext, rpc: LocalRpc, offering: Offering, store: Store
 ) -> list[Role]:
     """The roles that the settings name, in the order in which they start: who is called before who calls."""
-    core = ExpertService(hosting.core, context)
-    elm = ExpertService(hosting.elm, context)
+    core = ExpertService(offering.core, context)
+    elm = ExpertService(offering.elm, context)
     router = Router(
         rpc,
         context,

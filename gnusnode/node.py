@@ -39,10 +39,10 @@ from gnusnode.contracts.services import (
 )
 from gnusnode.contracts.verify import verify
 from gnusnode.errors import NotFound
-from gnusnode.hosting import Hosting
 from gnusnode.net.rpc import CallContext, Rpc
 from gnusnode.observe.health import AUDIT_BROKEN
 from gnusnode.observe.observer import Observer
+from gnusnode.offering import Offering
 from gnusnode.store.audit import AuditLog
 from gnusnode.store.db import Store
 from roles.ports import RoleContext
@@ -65,7 +65,7 @@ class Node:
     audit: AuditLog
     rpc: Rpc
     roles: Supervisor
-    hosting: Hosting
+    offering: Offering
     stopping: trio.Event
     started: float = field(default_factory=time.monotonic)
     started_at: datetime = field(default_factory=lambda: datetime.now(UTC))
@@ -123,19 +123,19 @@ class Node:
                 n_ctx=card.engine.n_ctx,
                 state=card.engine.state.value,
             )
-            for card in self.hosting.cards()
+            for card in self.offering.cards()
         ]
         return [router, *experts] if any(card.generates for card in experts) else experts
 
     def readiness(self) -> Readiness:
-        reasons = self.roles.readiness() | self.hosting.pending()
+        reasons = self.roles.readiness() | self.offering.pending()
         if self.stopping.is_set():
             reasons["node"] = "shutting down"
         return Readiness(not reasons, reasons)
 
     def status(self) -> dict[str, Any]:
         readiness = self.readiness()
-        engines = [card.engine for card in self.hosting.cards()]
+        engines = [card.engine for card in self.offering.cards()]
         settings = self.loaded.settings
         return {
             "name": settings.node.name or platform.node(),

@@ -147,7 +147,7 @@ def _models(place: Any) -> Finding:
     import trio
 
     from gnusnode.config.load import load
-    from gnusnode.inference.models import ModelStore
+    from gnusnode.inference.artifacts.models import ModelStore
 
     settings = load(place).settings
     root = settings.models.path or place.models

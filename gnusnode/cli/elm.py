@@ -38,7 +38,7 @@ def pack(
     import trio
 
     from gnusnode.identity import NodeIdentity
-    from gnusnode.inference import elm
+    from gnusnode.inference.artifacts import elm
 
     output.folder(out)
     _, store = open_store(home)
@@ -67,7 +67,7 @@ def verify(
     """Check an artifact completely: parts, hashes, signature, model."""
     import trio
 
-    from gnusnode.inference import elm
+    from gnusnode.inference.artifacts import elm
 
     with output.progress(file.name) as progress:
         contents = trio.run(
@@ -99,7 +99,7 @@ def install(
     """Make an artifact an expert of this node; it serves from the next start on."""
     import trio
 
-    from gnusnode.inference import elm
+    from gnusnode.inference.artifacts import elm
 
     _, store = open_store(home)
     with output.progress(file.name) as progress:
@@ -132,7 +132,7 @@ def list_elms(home: HomeOption = None, as_json: JsonOption = False) -> None:
     """List the experts of this home."""
     import trio
 
-    from gnusnode.inference import elm
+    from gnusnode.inference.artifacts import elm
 
     _, store = open_store(home, make=False)
     trusted = _trusted(home, None)
@@ -159,7 +159,7 @@ def remove(
     """Forget an expert and its model."""
     import trio
 
-    from gnusnode.inference import elm
+    from gnusnode.inference.artifacts import elm
 
     _, store = open_store(home)
     trio.run(elm.uninstall, store, expert_id, version)

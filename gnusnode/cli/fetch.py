@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from gnusnode.config.settings import Settings
-from gnusnode.inference.catalogue import load_catalogue
-from gnusnode.inference.filework import Progress
-from gnusnode.inference.modelrecord import StoredModel
-from gnusnode.inference.models import ModelStore
-from gnusnode.inference.pull import FetchLimits, PullSettings, new_client, pull
+from gnusnode.inference.artifacts.catalogue import load_catalogue
+from gnusnode.inference.artifacts.filework import Progress
+from gnusnode.inference.artifacts.modelrecord import StoredModel
+from gnusnode.inference.artifacts.models import ModelStore
+from gnusnode.inference.artifacts.pull import FetchLimits, PullSettings, new_client, pull
 
 
 async def fetch(

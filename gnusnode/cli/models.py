@@ -13,7 +13,7 @@ from gnusnode.cli.output import HomeOption, JsonOption, guarded
 
 if TYPE_CHECKING:
     from gnusnode.config.settings import Settings
-    from gnusnode.inference.models import ModelStore, StoredModel
+    from gnusnode.inference.artifacts.models import ModelStore, StoredModel
 
 app = typer.Typer(no_args_is_help=True, help="Model files: add, pull, list, verify, rm.")
 
@@ -155,7 +155,7 @@ def remove(key: KeyArgument, home: HomeOption = None, as_json: JsonOption = Fals
 def open_store(home: str | None, *, make: bool = True) -> tuple[Settings, ModelStore]:
     """Settings and model store of a home; the home is made when missing, unless one only wants to look."""
     from gnusnode.config.load import load
-    from gnusnode.inference.models import ModelStore
+    from gnusnode.inference.artifacts.models import ModelStore
 
     place = home_of(home)
     if make:

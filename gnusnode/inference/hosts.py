@@ -14,9 +14,9 @@ from gnusnode.inference.calibrate import Determinism, determinism_class
 from gnusnode.inference.devices import Device
 from gnusnode.inference.engine import Engine
 from gnusnode.inference.frames import ChildSpec
-from gnusnode.inference.hosting import HostedModel, Hosting, Key, plan
 from gnusnode.inference.layers import Placement, step_down
 from gnusnode.inference.limits import Notify
+from gnusnode.inference.residency import HostedModel, Key, Residency, plan
 from gnusnode.inference.supervisor import stopping_error
 
 _REMEMBER_FAILURE: Final = 5.0
@@ -48,7 +48,7 @@ class Hosts:
         notify: Notify,
         on_determinism: OnDeterminism | None,
     ) -> None:
-        self.up: dict[Key, Hosting] = {}
+        self.up: dict[Key, Residency] = {}
         self.failures: dict[Key, tuple[GnusError, float]] = {}
         self.determinism: dict[str, Determinism] = {}
         self.ram = ram
@@ -68,98 +68,98 @@ class Hosts:
         self._closed = True
         self._nursery.cancel_scope.cancel()
 
-    async def bring_up(self, model: HostedModel, profile: ContextProfile) -> Hosting:
-        """The hosting of a model, up and not about to leave."""
+    async def bring_up(self, model: HostedModel, profile: ContextProfile) -> Residency:
+        """The residency of a model, up and not about to leave."""
         key = Key.of(model, profile)
         while True:
             if self._closed:
                 raise stopping_error()
-            hosting = self.up.get(key)
-            if hosting is not None and hosting.leave.is_set():
-                await hosting.gone.wait()
+            residency = self.up.get(key)
+            if residency is not None and residency.leave.is_set():
+                await residency.gone.wait()
                 continue
-            if hosting is None:
+            if residency is None:
                 failed = self.failures.get(key)
                 if failed and failed[1] > trio.current_time():
                     raise _again(failed[0])
-                hosting = self.up[key] = Hosting(model, profile)
-                self._nursery.start_soon(self._host, hosting)
-            await hosting.settled.wait()
-            if hosting.error is not None:
-                raise _again(hosting.error)
-            if hosting.engine is not None and not hosting.leave.is_set():
-                return hosting
+                residency = self.up[key] = Residency(model, profile)
+                self._nursery.start_soon(self._host, residency)
+            await residency.settled.wait()
+            if residency.error is not None:
+                raise _again(residency.error)
+            if residency.engine is not None and not residency.leave.is_set():
+                return residency
 
     @asynccontextmanager
     async def lease(self, model: HostedModel, profile: ContextProfile) -> AsyncGenerator[Engine]:
         """An engine that is not put out while the context is open. Errors as for ``engine``."""
-        hosting = await self.bring_up(model, profile)
-        assert hosting.engine is not None
-        hosting.leases += 1
+        residency = await self.bring_up(model, profile)
+        assert residency.engine is not None
+        residency.leases += 1
         try:
-            yield hosting.engine
+            yield residency.engine
         finally:
-            hosting.leases -= 1
-            hosting.last_used = trio.current_time()
+            residency.leases -= 1
+            residency.last_used = trio.current_time()
 
-    async def _host(self, hosting: Hosting) -> None:
+    async def _host(self, residency: Residency) -> None:
         """Runs one engine until it is told to leave; a load that fails on a GPU is tried with fewer layers."""
         try:
-            at_most = hosting.model.gpu_layers
+            at_most = residency.model.gpu_layers
             steps: list[int] | None = None
             while True:
-                placement = hosting.placement = await self._make_room(hosting, at_most)
+                placement = residency.placement = await self._make_room(residency, at_most)
                 try:
-                    await self._run(hosting, placement)
+                    await self._run(residency, placement)
                     return
                 except GnusError as error:
                     steps = list(step_down(placement.gpu_layers)) if steps is None else steps
-                    if hosting.settled.is_set() or not steps:
+                    if residency.settled.is_set() or not steps:
                         raise
                     at_most = steps.pop(0)
-                    fields = {"model": hosting.model.name, "layers": at_most, "reason": str(error)}
+                    fields = {"model": residency.model.name, "layers": at_most, "reason": str(error)}
                     self._notify("engine_step_down", fields)
         except GnusError as error:
-            hosting.error = error
-            self.failures[hosting.key] = (error, trio.current_time() + _REMEMBER_FAILURE)
+            residency.error = error
+            self.failures[residency.key] = (error, trio.current_time() + _REMEMBER_FAILURE)
         finally:
-            del self.up[hosting.key]
-            hosting.placement = hosting.engine = None
-            if not hosting.settled.is_set() and hosting.error is None:
-                hosting.error = stopping_error()  # cancelled while it loaded
-            hosting.settled.set()
-            hosting.gone.set()
+            del self.up[residency.key]
+            residency.placement = residency.engine = None
+            if not residency.settled.is_set() and residency.error is None:
+                residency.error = stopping_error()  # cancelled while it loaded
+            residency.settled.set()
+            residency.gone.set()
 
-    async def _run(self, hosting: Hosting, placement: Placement) -> None:
-        async with self._open_engine(hosting.model.spec(hosting.profile, placement)) as engine:
+    async def _run(self, residency: Residency, placement: Placement) -> None:
+        async with self._open_engine(residency.model.spec(residency.profile, placement)) as engine:
             self.loads += 1
-            await self._calibrate(hosting, engine)
-            hosting.engine = engine
-            hosting.last_used = trio.current_time()
-            self.failures.pop(hosting.key, None)
-            hosting.settled.set()
-            await hosting.leave.wait()
+            await self._calibrate(residency, engine)
+            residency.engine = engine
+            residency.last_used = trio.current_time()
+            self.failures.pop(residency.key, None)
+            residency.settled.set()
+            await residency.leave.wait()
 
-    async def _make_room(self, hosting: Hosting, at_most: int | None) -> Placement:
+    async def _make_room(self, residency: Residency, at_most: int | None) -> Placement:
         """Reserves memory, putting out the engine that was idle for longest when needed."""
-        hosting.placement = None
+        residency.placement = None
         async with self._planning:
             while True:
-                found = plan(hosting, self.up.values(), gpus=self._gpus, ram=self.ram, at_most=at_most)
+                found = plan(residency, self.up.values(), gpus=self._gpus, ram=self.ram, at_most=at_most)
                 if found.error is not None:
                     raise found.error
                 if found.placement is not None:
                     return found.placement
                 assert found.victim is not None, "a plan is a place, a victim or an error"
                 self.evictions += 1
-                self._notify("engine_evicted", {"model": found.victim.model.name, "for": hosting.model.name})
+                self._notify("engine_evicted", {"model": found.victim.model.name, "for": residency.model.name})
                 found.victim.leave.set()
                 await found.victim.gone.wait()
 
-    async def _calibrate(self, hosting: Hosting, engine: Engine) -> None:
+    async def _calibrate(self, residency: Residency, engine: Engine) -> None:
         """Finds the determinism class of a canonical engine whose artifact has none yet."""
-        artifact = hosting.model.artifact_hash
-        canonical = hosting.profile is ContextProfile.CANONICAL and not hosting.model.embeddings
+        artifact = residency.model.artifact_hash
+        canonical = residency.profile is ContextProfile.CANONICAL and not residency.model.embeddings
         if not (canonical and self._calibrates) or artifact in self.determinism:
             return
         found = await determinism_class(engine)

@@ -10,8 +10,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from gnusnode.inference.artifacts.gguf import GgufHeader
 from gnusnode.inference.devices import Device
-from gnusnode.inference.gguf import GgufHeader
 
 _MIB: Final = 1024 * 1024
 MIN_RESERVE: Final = 512 * _MIB

@@ -37,11 +37,11 @@ from gnusnode.inference.crashes import CrashLedger
 from gnusnode.inference.devices import DeviceReport, available_ram
 from gnusnode.inference.engine import Engine
 from gnusnode.inference.frames import ChildSpec
-from gnusnode.inference.hosting import HostedModel, Hosting, Key
 from gnusnode.inference.hosts import Hosts, OnDeterminism, OpenEngine
 from gnusnode.inference.limits import EngineLimits, Notify, ignore
 from gnusnode.inference.nurseries import plain_errors
 from gnusnode.inference.process import LlamaEngine, open_llama
+from gnusnode.inference.residency import HostedModel, Key, Residency
 
 _RAM_SHARE: Final = 0.9
 _LOAD_AGAIN: Final = (6.0, 15.0, 60.0)
@@ -129,9 +129,9 @@ class EngineManager:
             ModelNotFound.
         """
         model = self._model(name)
-        for hosting in [hosting for hosting in self._hosts.up.values() if hosting.model == model]:
-            hosting.leave.set()
-            await hosting.gone.wait()
+        for residency in [residency for residency in self._hosts.up.values() if residency.model == model]:
+            residency.leave.set()
+            await residency.gone.wait()
 
     def preload(self, names: Iterable[str]) -> None:
         """Begins to load models, in order; until they are up they are reasons of ``readiness``.
@@ -153,9 +153,9 @@ class EngineManager:
         self._crashes.clear(model.artifact_hash)
         for key in [key for key in self._hosts.failures if key.artifact_hash == model.artifact_hash]:
             del self._hosts.failures[key]
-        for hosting in self._hosts.up.values():
-            if hosting.key.artifact_hash == model.artifact_hash and isinstance(hosting.engine, LlamaEngine):
-                hosting.engine.end_quarantine()
+        for residency in self._hosts.up.values():
+            if residency.key.artifact_hash == model.artifact_hash and isinstance(residency.engine, LlamaEngine):
+                residency.engine.end_quarantine()
 
     # --- what callers use --------------------------------------------------------------------------------------------
 
@@ -183,10 +183,10 @@ class EngineManager:
             return attached.info()
         model = self._model(name)
         key = Key.of(model, profile)
-        hosting = self._hosts.up.get(key)
-        if hosting is None or hosting.engine is None:
-            return self._info_of_absent(model, key, hosting)
-        info, placement = hosting.engine.info(), hosting.placement
+        residency = self._hosts.up.get(key)
+        if residency is None or residency.engine is None:
+            return self._info_of_absent(model, key, residency)
+        info, placement = residency.engine.info(), residency.placement
         update: dict[str, Any] = {"model": name, "determinism": self._hosts.determinism.get(model.artifact_hash, "C")}
         if placement is not None:
             update |= {"device": placement.device, "gpu_layers": placement.gpu_layers}
@@ -195,7 +195,7 @@ class EngineManager:
 
     def infos(self) -> tuple[EngineInfo, ...]:
         """One entry an engine that is up, and one a model that has none."""
-        up = [(hosting.model, hosting.profile) for hosting in self._hosts.up.values()]
+        up = [(residency.model, residency.profile) for residency in self._hosts.up.values()]
         absent = [(model, _THROUGHPUT) for model in self._models.values() if model not in [known for known, _ in up]]
         infos = [self.info(model.name, profile) for model, profile in up + absent if model.name in self._models]
         return (*infos, *(engine.info() for engine in self._attached.values()))
@@ -211,7 +211,7 @@ class EngineManager:
 
     def statistics(self) -> dict[str, Any]:
         """Plain numbers for status and metrics; sizes in bytes."""
-        placements = [hosting.placement for hosting in self._hosts.up.values() if hosting.placement]
+        placements = [residency.placement for residency in self._hosts.up.values() if residency.placement]
         return {
             "models": len(self.names),
             "engines": len(self._hosts.up),
@@ -231,10 +231,10 @@ class EngineManager:
             raise ModelNotFound(f"there is no model {name!r:.200} here", param="model", hint=f"known: {known}")
         return model
 
-    def _info_of_absent(self, model: HostedModel, key: Key, hosting: Hosting | None) -> EngineInfo:
+    def _info_of_absent(self, model: HostedModel, key: Key, residency: Residency | None) -> EngineInfo:
         failed = self._hosts.failures.get(key)
         held = self._crashes.quarantine(model.artifact_hash, now=trio.current_time())
-        if hosting is not None:
+        if residency is not None:
             state, reason = EngineState.STARTING, f"loading model {model.name}"
         elif held is not None:
             state, reason = EngineState.QUARANTINED, held[1]

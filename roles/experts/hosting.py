@@ -9,8 +9,8 @@ from typing import Literal, Protocol
 from gnusnode.contracts.generation import ContextProfile, EngineInfo
 from gnusnode.contracts.plan import ExpertRole
 from gnusnode.contracts.services import ExpertCard
+from gnusnode.inference.artifacts.modelrecord import GenerationDefaults
 from gnusnode.inference.engine import Engine
-from gnusnode.inference.modelrecord import GenerationDefaults
 
 ServiceName = Literal["core", "elm"]
 

@@ -17,8 +17,8 @@ from gnusnode.contracts.generation import (
 )
 from gnusnode.contracts.services import DraftRequest, Empty, ExpertList, ModelCall
 from gnusnode.errors import GnusError, ModelNotFound, RequestError
+from gnusnode.inference.artifacts.modelrecord import GenerationDefaults
 from gnusnode.inference.engine import Engine
-from gnusnode.inference.modelrecord import GenerationDefaults
 from gnusnode.net.rpc import CallContext, Service
 from roles.experts import tools
 from roles.experts.admit import Budget, admit

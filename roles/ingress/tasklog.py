@@ -182,7 +182,9 @@ def _read(key: bytes, value: bytes) -> PlanView | None:
 
 
 def running(made: PlanMade, tenant: str) -> PlanView:
-    return PlanView(request_id=made.plan.request_id, tenant=tenant, plan=made.plan, reasons=made.reasons, state="running")
+    return PlanView(
+        request_id=made.plan.request_id, tenant=tenant, plan=made.plan, reasons=made.reasons, state="running"
+    )
 
 
 def ended(view: PlanView, error: GnusError | None, stages_ms: dict[str, float] | None) -> PlanView:

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from gnusnode.contracts.generation import Delta, Done, GenerateRequest, Prompt, Started
+from gnusnode.inference.artifacts.gguf import GgufHeader, Tensor
 from gnusnode.inference.devices import Device
 from gnusnode.inference.engine import Engine
 from gnusnode.inference.frames import ChildSpec
-from gnusnode.inference.gguf import GgufHeader, Tensor
 
 FAKE_CHILD = [sys.executable, "-P", "-B", str(Path(__file__).with_name("engine_child.py"))]
 ARTIFACT = "sha256:" + "ab" * 32

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gnusnode.errors import ModelInvalid
-from gnusnode.inference import ggufwire
-from gnusnode.inference.gguf import parse_header, read_header
+from gnusnode.inference.artifacts import ggufwire
+from gnusnode.inference.artifacts.gguf import parse_header, read_header
 from tests.fakes.ggufs import (
     ARRAY,
     BOOL,

@@ -25,10 +25,10 @@ from gnusnode.errors import (
     RequestError,
 )
 from gnusnode.identity import NodeIdentity
-from gnusnode.inference import elm, elmfile
-from gnusnode.inference.elm import ElmSpec, InstalledElm
-from gnusnode.inference.modelrecord import GenerationDefaults
-from gnusnode.inference.models import ModelStore
+from gnusnode.inference.artifacts import elm, elmfile
+from gnusnode.inference.artifacts.elm import ElmSpec, InstalledElm
+from gnusnode.inference.artifacts.modelrecord import GenerationDefaults
+from gnusnode.inference.artifacts.models import ModelStore
 from tests.fakes.ggufs import tiny_gguf
 
 SPEC = ElmSpec(

@@ -16,10 +16,10 @@ from gnusnode.inference.crashes import CrashLedger, CrashPolicy
 from gnusnode.inference.devices import DeviceReport
 from gnusnode.inference.engine import Engine
 from gnusnode.inference.frames import ChildSpec
-from gnusnode.inference.hosting import HostedModel
 from gnusnode.inference.limits import EngineLimits
 from gnusnode.inference.manager import EngineManager, ManagerSettings, open_manager
 from gnusnode.inference.process import open_llama
+from gnusnode.inference.residency import HostedModel
 from gnusnode.inference.scripted import Rule, ScriptedEngine
 from tests.fakes.engines import FAKE_CHILD, MIB, alive, collect, generation, gpu, header, request_id
 

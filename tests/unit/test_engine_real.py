@@ -14,13 +14,13 @@ import trio
 
 from gnusnode.contracts.generation import ContextProfile, EngineState, Started
 from gnusnode.errors import EngineFailed, ModelInvalid
+from gnusnode.inference.artifacts.gguf import read_header
 from gnusnode.inference.devices import probe_devices
 from gnusnode.inference.frames import ChildSpec
-from gnusnode.inference.gguf import read_header
-from gnusnode.inference.hosting import HostedModel
 from gnusnode.inference.limits import EngineLimits
 from gnusnode.inference.manager import open_manager
 from gnusnode.inference.process import open_llama
+from gnusnode.inference.residency import HostedModel
 from sandbox import confine
 from tests.fakes.engines import ARTIFACT, alive, collect, generation, real_model
 

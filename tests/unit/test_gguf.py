@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gnusnode.errors import DataError, ModelInvalid, ModelNotFound
-from gnusnode.inference.gguf import parse_header, read_header
+from gnusnode.inference.artifacts.gguf import parse_header, read_header
 from tests.fakes.ggufs import ARRAY, BOOL, STRING, U32, GgufMaker, array, packaged_model, tiny_gguf, value
 
 

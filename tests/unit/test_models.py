@@ -12,10 +12,10 @@ import pytest
 import trio
 
 from gnusnode.errors import Conflict, DataError, DiskFull, ModelInvalid, ModelNotFound, RequestError
-from gnusnode.inference import filework
-from gnusnode.inference.filework import Mode
-from gnusnode.inference.modelrecord import model_name
-from gnusnode.inference.models import GenerationDefaults, ModelStore, Traits
+from gnusnode.inference.artifacts import filework
+from gnusnode.inference.artifacts.filework import Mode
+from gnusnode.inference.artifacts.modelrecord import model_name
+from gnusnode.inference.artifacts.models import GenerationDefaults, ModelStore, Traits
 from tests.fakes.ggufs import tiny_gguf
 
 

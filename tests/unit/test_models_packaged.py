@@ -13,12 +13,12 @@ import pytest
 import trio
 
 from gnusnode.errors import ConfigError, DiskFull, ModelInvalid, ModelNotFound, Unavailable
-from gnusnode.inference import embedmodel, packaged, wheels
-from gnusnode.inference.catalogue import Catalogue, Entry, load_catalogue
-from gnusnode.inference.gguf import read_header
-from gnusnode.inference.models import ModelStore
-from gnusnode.inference.pull import pull
-from gnusnode.inference.sources import PackageSource
+from gnusnode.inference.artifacts import embedmodel, packaged, wheels
+from gnusnode.inference.artifacts.catalogue import Catalogue, Entry, load_catalogue
+from gnusnode.inference.artifacts.gguf import read_header
+from gnusnode.inference.artifacts.models import ModelStore
+from gnusnode.inference.artifacts.pull import pull
+from gnusnode.inference.artifacts.sources import PackageSource
 from tests.fakes.ggufs import packaged_model, tiny_gguf
 
 DATA = tiny_gguf()

@@ -26,12 +26,12 @@ from gnusnode.errors import (
     TooLarge,
     Unavailable,
 )
-from gnusnode.inference import fetch as fetch_module
-from gnusnode.inference import filework
-from gnusnode.inference.fetch import FetchLimits, new_client
-from gnusnode.inference.models import ModelStore
-from gnusnode.inference.partial import Partial
-from gnusnode.inference.pull import PullSettings, pull
+from gnusnode.inference.artifacts import fetch as fetch_module
+from gnusnode.inference.artifacts import filework
+from gnusnode.inference.artifacts.fetch import FetchLimits, new_client
+from gnusnode.inference.artifacts.models import ModelStore
+from gnusnode.inference.artifacts.partial import Partial
+from gnusnode.inference.artifacts.pull import PullSettings, pull
 from tests.fakes.fileserver import FileServer, serve
 from tests.fakes.ggufs import tiny_gguf
 
@@ -123,8 +123,8 @@ async def test_a_cancelled_pull_goes_on_at_the_next_call(store: ModelStore, clie
 PULL_SCRIPT = """
 import sys, trio
 from pathlib import Path
-from gnusnode.inference import fetch, pull
-from gnusnode.inference.models import ModelStore
+from gnusnode.inference.artifacts import fetch, pull
+from gnusnode.inference.artifacts.models import ModelStore
 fetch._WRITE_BYTES = 300
 async def main(url, sha256, root):
     store = ModelStore(Path(root), reserve=0)

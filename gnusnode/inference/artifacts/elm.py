@@ -21,13 +21,13 @@ from gnusnode.contracts.base import describe
 from gnusnode.contracts.dsse import Signer
 from gnusnode.contracts.tools import CapabilityManifest
 from gnusnode.errors import Conflict, DataError, GnusError, ModelNotFound, NotFound, RequestError
-from gnusnode.inference import filework
-from gnusnode.inference.elmfile import Archive, Span, read_archive, write_archive
-from gnusnode.inference.elmrecord import Contents, ElmManifest, ElmModel, ElmSpec, check_contents
-from gnusnode.inference.filework import Hashed, Progress, Stamp, explained
-from gnusnode.inference.gguf import MAX_TEMPLATE_CHARS
-from gnusnode.inference.modelrecord import Traits, is_name, require_digest
-from gnusnode.inference.models import LoadableModel, ModelStore
+from gnusnode.inference.artifacts import filework
+from gnusnode.inference.artifacts.elmfile import Archive, Span, read_archive, write_archive
+from gnusnode.inference.artifacts.elmrecord import Contents, ElmManifest, ElmModel, ElmSpec, check_contents
+from gnusnode.inference.artifacts.filework import Hashed, Progress, Stamp, explained
+from gnusnode.inference.artifacts.gguf import MAX_TEMPLATE_CHARS
+from gnusnode.inference.artifacts.modelrecord import Traits, is_name, require_digest
+from gnusnode.inference.artifacts.models import LoadableModel, ModelStore
 
 __all__ = ["Contents", "ElmSpec", "InstalledElm", "install", "installed", "pack", "read_spec", "uninstall", "verify"]
 

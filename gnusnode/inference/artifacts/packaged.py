@@ -12,12 +12,12 @@ from typing import Final
 import trio
 
 from gnusnode.errors import ConfigError, ModelInvalid, ModelNotFound
-from gnusnode.inference import embedmodel, wheels
-from gnusnode.inference.catalogue import Catalogue, Entry, load_catalogue
-from gnusnode.inference.filework import Progress, explained, hash_file, require_space
-from gnusnode.inference.modelrecord import StoredModel, require_digest
-from gnusnode.inference.models import ModelStore
-from gnusnode.inference.sources import PackageSource, parse_source
+from gnusnode.inference.artifacts import embedmodel, wheels
+from gnusnode.inference.artifacts.catalogue import Catalogue, Entry, load_catalogue
+from gnusnode.inference.artifacts.filework import Progress, explained, hash_file, require_space
+from gnusnode.inference.artifacts.modelrecord import StoredModel, require_digest
+from gnusnode.inference.artifacts.models import ModelStore
+from gnusnode.inference.artifacts.sources import PackageSource, parse_source
 
 _CLEANUP_SECONDS: Final = 30
 _MAX_PACKAGED: Final = 4 * 1024**3

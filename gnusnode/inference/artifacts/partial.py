@@ -16,7 +16,7 @@ from typing import Annotated, Final
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 
 from gnusnode.errors import Conflict
-from gnusnode.inference.filework import Hashed, Stamp, explained, write_atomically
+from gnusnode.inference.artifacts.filework import Hashed, Stamp, explained, write_atomically
 
 _READ_BYTES: Final = 1024 * 1024
 _MAX_STATE_BYTES: Final = 16 * 1024 * 1024

@@ -25,10 +25,10 @@ from typing import Final, TypeVar
 import trio
 
 from gnusnode.errors import ModelInvalid, ModelNotFound
-from gnusnode.inference import filework
-from gnusnode.inference.filework import Hashed, Mode, Progress
-from gnusnode.inference.gguf import GgufHeader, read_header
-from gnusnode.inference.modelrecord import (
+from gnusnode.inference.artifacts import filework
+from gnusnode.inference.artifacts.filework import Hashed, Mode, Progress
+from gnusnode.inference.artifacts.gguf import GgufHeader, read_header
+from gnusnode.inference.artifacts.modelrecord import (
     FETCH_AGAIN,
     GenerationDefaults,
     StoredModel,
@@ -37,7 +37,7 @@ from gnusnode.inference.modelrecord import (
     model_name,
     require_digest,
 )
-from gnusnode.inference.registry import Listing, Registry
+from gnusnode.inference.artifacts.registry import Listing, Registry
 
 __all__ = ["GenerationDefaults", "Listing", "LoadableModel", "ModelStore", "StoredModel", "Traits"]
 

@@ -26,9 +26,9 @@ from gnusnode.errors import (
     TooLarge,
     Unavailable,
 )
-from gnusnode.inference.filework import Hashed, Progress, mib, require_space
-from gnusnode.inference.modelrecord import require_digest
-from gnusnode.inference.partial import Entity, Partial
+from gnusnode.inference.artifacts.filework import Hashed, Progress, mib, require_space
+from gnusnode.inference.artifacts.modelrecord import require_digest
+from gnusnode.inference.artifacts.partial import Entity, Partial
 
 _WRITE_BYTES: Final = 1024 * 1024
 _REDIRECTS: Final = (301, 302, 303, 307, 308)

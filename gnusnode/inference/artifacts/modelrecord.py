@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
 from gnusnode.contracts.ids import Sha256
 from gnusnode.errors import ModelInvalid, RequestError
-from gnusnode.inference.gguf import MAX_TEMPLATE_CHARS
+from gnusnode.inference.artifacts.gguf import MAX_TEMPLATE_CHARS
 
 NAME_PATTERN: Final = r"^[A-Za-z0-9][A-Za-z0-9._/-]{0,127}$"
 DIGEST_PATTERN: Final = r"^(sha256:)?[0-9a-f]{8,64}$"

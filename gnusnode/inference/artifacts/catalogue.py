@@ -12,7 +12,7 @@ from gnusnode.config.resources import configs_dir
 from gnusnode.contracts.base import describe
 from gnusnode.contracts.ids import Sha256
 from gnusnode.errors import ConfigError
-from gnusnode.inference.modelrecord import GenerationDefaults, ModelName, Traits
+from gnusnode.inference.artifacts.modelrecord import GenerationDefaults, ModelName, Traits
 
 
 class Entry(BaseModel):

@@ -16,17 +16,17 @@ from gnusnode.contracts.generation import EngineInfo
 from gnusnode.contracts.plan import ExpertRole
 from gnusnode.contracts.services import ExpertCard
 from gnusnode.errors import ConfigError, GnusError, storage_error
-from gnusnode.inference import elm as elms
-from gnusnode.inference.catalogue import load_catalogue
+from gnusnode.inference.artifacts import elm as elms
+from gnusnode.inference.artifacts.catalogue import load_catalogue
+from gnusnode.inference.artifacts.models import LoadableModel, ModelStore
+from gnusnode.inference.artifacts.packaged import ensure
 from gnusnode.inference.crashes import CrashLedger, CrashPolicy
 from gnusnode.inference.devices import DeviceReport, probe_devices
-from gnusnode.inference.hosting import HostedModel
 from gnusnode.inference.limits import EngineLimits
 from gnusnode.inference.manager import EngineManager, ManagerSettings, open_manager
-from gnusnode.inference.models import LoadableModel, ModelStore
-from gnusnode.inference.packaged import ensure
 from gnusnode.inference.queue import QueueLimits
 from gnusnode.inference.remote import open_remote
+from gnusnode.inference.residency import HostedModel
 from gnusnode.observe import events
 from gnusnode.observe.health import ENGINE_QUARANTINED, ENGINE_STEPPED_DOWN, NO_MODEL, TEMPLATE_UNKNOWN
 from gnusnode.observe.observer import Observer
@@ -38,8 +38,8 @@ NONE: Final = "none"
 AUTO: Final = "auto"
 
 
-class Hosting:
-    """The experts of a node and the engines behind them. Made by ``open_hosting``; ``load`` fills it.
+class Offering:
+    """The experts of a node and the engines behind them. Made by ``open_offering``; ``load`` fills it.
 
     Attributes:
         core, elm: what the two expert services offer; grows while models are loaded.
@@ -178,8 +178,8 @@ class Hosting:
 
 
 @asynccontextmanager
-async def open_hosting(home: Home, settings: Settings, peer_id: str, observer: Observer) -> AsyncGenerator[Hosting]:
-    """An empty ``Hosting`` whose engines end with the context.
+async def open_offering(home: Home, settings: Settings, peer_id: str, observer: Observer) -> AsyncGenerator[Offering]:
+    """An empty ``Offering`` whose engines end with the context.
 
     Raises:
         DataError, DiskFull: the model folder cannot be used. ConfigError: a remote server's key file cannot.
@@ -205,14 +205,14 @@ async def open_hosting(home: Home, settings: Settings, peer_id: str, observer: O
                 notify=lambda name, fields: _tell(observer, name, fields),
             )
         )
-        hosting = Hosting(settings, store, manager, observer, peer_id)
+        offering = Offering(settings, store, manager, observer, peer_id)
         for remote in inference.remote:
             key = await trio.to_thread.run_sync(_read_secret, remote.key_file) if remote.key_file else None
             engine = await stack.enter_async_context(
                 open_remote(remote.name, url=remote.url, model=remote.model, key=key)
             )
-            hosting.attach_remote(remote, engine)
-        yield hosting
+            offering.attach_remote(remote, engine)
+        yield offering
 
 
 def _engine_limits(settings: Settings) -> EngineLimits:

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Final, NoReturn
 
 from gnusnode.errors import DataError
-from gnusnode.inference.filework import explained
-from gnusnode.inference.gguf import MAX_TEMPLATE_CHARS
+from gnusnode.inference.artifacts.filework import explained
+from gnusnode.inference.artifacts.gguf import MAX_TEMPLATE_CHARS
 
 MANIFEST: Final = "manifest.json"
 CAPABILITY: Final = "capability.cbor"

@@ -15,10 +15,10 @@ from pydantic import ValidationError
 from gnusnode.contracts.base import describe
 from gnusnode.errors import Conflict, DataError, ModelNotFound
 from gnusnode.identity import sync_directory
-from gnusnode.inference import filework
-from gnusnode.inference.filework import Hashed, Stamp
-from gnusnode.inference.gguf import GgufHeader
-from gnusnode.inference.modelrecord import StoredModel, Traits, is_digest, is_name, short
+from gnusnode.inference.artifacts import filework
+from gnusnode.inference.artifacts.filework import Hashed, Stamp
+from gnusnode.inference.artifacts.gguf import GgufHeader
+from gnusnode.inference.artifacts.modelrecord import StoredModel, Traits, is_digest, is_name, short
 
 _MAX_MANIFEST_BYTES: Final = 2 * 1024 * 1024
 _KEEP_PARTIAL_SECONDS: Final = 14 * 86_400

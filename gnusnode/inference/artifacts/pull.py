@@ -10,14 +10,14 @@ import httpx2
 import trio
 
 from gnusnode.errors import Conflict, ModelInvalid, ModelNotFound
-from gnusnode.inference.catalogue import Catalogue, load_catalogue
-from gnusnode.inference.fetch import FetchLimits, fetch, new_client
-from gnusnode.inference.filework import Progress
-from gnusnode.inference.modelrecord import StoredModel, Traits, checked_name, model_name, short
-from gnusnode.inference.models import ModelStore
-from gnusnode.inference.packaged import add_packaged
-from gnusnode.inference.partial import Partial
-from gnusnode.inference.sources import FileSource, PackageSource, WebSource, parse_source
+from gnusnode.inference.artifacts.catalogue import Catalogue, load_catalogue
+from gnusnode.inference.artifacts.fetch import FetchLimits, fetch, new_client
+from gnusnode.inference.artifacts.filework import Progress
+from gnusnode.inference.artifacts.modelrecord import StoredModel, Traits, checked_name, model_name, short
+from gnusnode.inference.artifacts.models import ModelStore
+from gnusnode.inference.artifacts.packaged import add_packaged
+from gnusnode.inference.artifacts.partial import Partial
+from gnusnode.inference.artifacts.sources import FileSource, PackageSource, WebSource, parse_source
 
 __all__ = ["FetchLimits", "PullSettings", "new_client", "pull"]
 

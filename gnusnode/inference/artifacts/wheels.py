@@ -21,8 +21,8 @@ from typing import IO, Final
 import trio
 
 from gnusnode.errors import ConfigError, ModelInvalid, Unavailable
-from gnusnode.inference.filework import Hashed, Hasher, Progress, Stamp, explained
-from gnusnode.inference.sources import PackageSource
+from gnusnode.inference.artifacts.filework import Hashed, Hasher, Progress, Stamp, explained
+from gnusnode.inference.artifacts.sources import PackageSource
 
 _PIECE: Final = 4 * 1024 * 1024
 _MAX_OUTPUT: Final = 64 * 1024

@@ -10,11 +10,11 @@ import trio
 
 from gnusnode.contracts.generation import ContextProfile
 from gnusnode.errors import EngineFailed, GnusError, Overloaded
+from gnusnode.inference.artifacts.gguf import GgufHeader
 from gnusnode.inference.calibrate import Determinism
 from gnusnode.inference.devices import Device
 from gnusnode.inference.engine import Engine
 from gnusnode.inference.frames import ChildSpec
-from gnusnode.inference.gguf import GgufHeader
 from gnusnode.inference.layers import Placement, place
 
 _RETRY_AFTER: Final = 5.0
@@ -89,7 +89,7 @@ class Key:
         return cls(model.artifact_hash, profile, model.template, model.embeddings, model.n_ctx)
 
 
-class Hosting:
+class Residency:
     """One engine from the wish to have it to its end.
 
     Attributes:
@@ -125,11 +125,13 @@ class Plan:
     """Where a model goes, or which engine has to leave first. ``error``: neither is possible."""
 
     placement: Placement | None = None
-    victim: Hosting | None = None
+    victim: Residency | None = None
     error: GnusError | None = None
 
 
-def plan(wanted: Hosting, others: Iterable[Hosting], *, gpus: Sequence[Device], ram: int, at_most: int | None) -> Plan:
+def plan(
+    wanted: Residency, others: Iterable[Residency], *, gpus: Sequence[Device], ram: int, at_most: int | None
+) -> Plan:
     """Finds room for ``wanted`` beside ``others``.
 
     Args:

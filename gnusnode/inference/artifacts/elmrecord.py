@@ -16,8 +16,8 @@ from gnusnode.contracts.ids import Name, Sha256
 from gnusnode.contracts.plan import ElmRole
 from gnusnode.contracts.tools import CapabilityManifest, RequiredCapability, SandboxRequirements
 from gnusnode.errors import DataError, RecordRefused
-from gnusnode.inference.gguf import MAX_TEMPLATE_CHARS
-from gnusnode.inference.modelrecord import GenerationDefaults
+from gnusnode.inference.artifacts.gguf import MAX_TEMPLATE_CHARS
+from gnusnode.inference.artifacts.modelrecord import GenerationDefaults
 
 ExpertId = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9._-]{0,63}$")]
 Version = Annotated[str, StringConstraints(pattern=r"^[0-9A-Za-z][0-9A-Za-z._]{0,31}$")]

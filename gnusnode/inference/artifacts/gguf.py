@@ -20,8 +20,8 @@ from types import MappingProxyType
 from typing import Final, NoReturn
 
 from gnusnode.errors import DataError, ModelInvalid, ModelNotFound
-from gnusnode.inference import ggufwire
-from gnusnode.inference.ggufwire import Array, RawHeader, Scalar, Tensor
+from gnusnode.inference.artifacts import ggufwire
+from gnusnode.inference.artifacts.ggufwire import Array, RawHeader, Scalar, Tensor
 
 __all__ = ["GgufHeader", "Tensor", "parse_header", "read_header"]
 
