@@ -28,7 +28,13 @@ from gnusnode.inference.queue import QueueLimits
 from gnusnode.inference.remote import open_remote
 from gnusnode.inference.residency import HostedModel
 from gnusnode.observe import events
-from gnusnode.observe.health import ENGINE_QUARANTINED, ENGINE_STEPPED_DOWN, NO_MODEL, TEMPLATE_UNKNOWN
+from gnusnode.observe.health import (
+    ENGINE_QUARANTINED,
+    ENGINE_STEPPED_DOWN,
+    EXPERT_LEFT_OUT,
+    NO_MODEL,
+    TEMPLATE_UNKNOWN,
+)
 from gnusnode.observe.observer import Observer
 from roles.experts.hosting import Expert, Host
 
@@ -110,6 +116,8 @@ class Offering:
     async def _load_core(self, name: str, *, default: bool = False) -> None:
         if name == AUTO:
             name = load_catalogue().default
+        if any(expert.model == name for expert in self._core_experts):
+            return  # named as the default and in models.load
         await ensure(self._store, name)
         model = await self._store.resolve(name)
         self._host(model, pinned=default)
@@ -129,12 +137,14 @@ class Offering:
         self._core_experts.append(Expert(model.manifest.name, model.manifest.sha256, role, model.manifest.name))
 
     async def _load_elms(self) -> None:
+        # Not the node's former keys: a key may have been rotated because somebody else had it.
         trusted = (self._peer_id, *self._settings.models.trusted_packers)
         found = await elms.installed(
             self._store, trusted_signers=trusted, require_signature=self._settings.models.require_signature
         )
         for problem in found.problems:
             _log.warning("an expert is left out: %s", problem)
+            self._observer.health.warn(EXPERT_LEFT_OUT, str(problem), about=problem.where or "")
         for one in found.elms:
             self._host(await self._store.resolve(one.model_name))
             self._elm_experts.append(
@@ -148,8 +158,6 @@ class Offering:
                     one.manifest.defaults,
                 )
             )
-        if found.problems:
-            raise found.problems[0]
 
     def _host(self, model: LoadableModel, *, embeddings: bool = False, pinned: bool = False) -> None:
         inference = self._settings.inference

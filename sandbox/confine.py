@@ -50,6 +50,7 @@ class ConfineProfile:
         max_memory: bytes of address space; not applied with ``allow_gpu``, whose drivers map far more than they use.
         max_files: open descriptors.
         max_cpu_seconds: seconds of CPU after which the kernel ends it.
+        allow_fork: it may make copies of itself, as confined as it is; other programs stay out of reach.
     """
 
     read_paths: tuple[str, ...] = ()
@@ -58,6 +59,7 @@ class ConfineProfile:
     max_memory: int | None = None
     max_files: int = 128
     max_cpu_seconds: int | None = None
+    allow_fork: bool = False
 
 
 @dataclass(frozen=True)
@@ -147,7 +149,7 @@ def _linux_steps(profile: ConfineProfile) -> list[_Step]:
         ("dies-with-parent", privileges.die_with_parent),
         ("no-new-privileges", privileges.no_new_privileges),
         ("landlock", files),
-        ("seccomp", lambda: f"{seccomp.install()} instructions"),
+        ("seccomp", lambda: f"{seccomp.install(forks=profile.allow_fork)} instructions"),
     ]
 
 

@@ -34,6 +34,8 @@ _NUMBER_OFFSET: Final = 0
 _ARCH_OFFSET: Final = 4
 _FIRST_ARGUMENT_OFFSET: Final = 16
 _CLONE_THREAD: Final = 0x10000
+_CLONE_NEW_ANY: Final = 0x7E020000
+"""The flags that make ``clone`` put the new process into namespaces of its own."""
 _X32: Final = 0x40000000
 
 _ABSENT: Final = -1
@@ -91,15 +93,17 @@ def supported() -> bool:
     return linux.IS_LINUX and linux.MACHINE in _AUDIT_ARCH
 
 
-def program(machine: str, pid: int, *, allow: frozenset[str] = frozenset()) -> bytes:
+def program(machine: str, pid: int, *, allow: frozenset[str] = frozenset(), forks: bool = False) -> bytes:
     """The filter as packed ``struct sock_filter``.
 
     Args:
         machine: ``x86_64`` or ``aarch64``.
         pid: the only process that may be signalled.
         allow: names of ``DENIED`` to leave open.
+        forks: new processes may start; they have the same filter.
     """
     column = 0 if machine == "x86_64" else 1
+    allow |= {"fork", "vfork"} if forks else frozenset()
     code = [
         (_LOAD, 0, 0, _ARCH_OFFSET),
         (_JUMP_EQUAL, 1, 0, _AUDIT_ARCH[machine]),
@@ -112,7 +116,8 @@ def program(machine: str, pid: int, *, allow: frozenset[str] = frozenset()) -> b
         if numbers[column] != _ABSENT and name not in allow:
             code += [(_JUMP_EQUAL, 0, 1, numbers[column]), (_RETURN, 0, 0, _ERRNO | errno.EPERM)]
     code += [(_JUMP_EQUAL, 0, 1, _CLONE3), (_RETURN, 0, 0, _ERRNO | errno.ENOSYS)]
-    code += _by_argument(_CLONE[machine], (_JUMP_ANY_BIT, 0, 1, _CLONE_THREAD))
+    new = (_JUMP_ANY_BIT, 1, 0, _CLONE_NEW_ANY) if forks else (_JUMP_ANY_BIT, 0, 1, _CLONE_THREAD)
+    code += _by_argument(_CLONE[machine], new)
     for number in _SIGNALS_TO_SELF_ONLY[machine]:
         code += _by_argument(number, (_JUMP_EQUAL, 0, 1, pid))
     code.append((_RETURN, 0, 0, _ALLOW))
@@ -130,8 +135,8 @@ def _by_argument(number: int, test: tuple[int, int, int, int]) -> list[tuple[int
     ]
 
 
-def install(*, allow: frozenset[str] = frozenset()) -> int:
-    """Lays the filter on every thread of this process, for good. ``no_new_privs`` must be set.
+def install(*, allow: frozenset[str] = frozenset(), forks: bool = False) -> int:
+    """Lays the filter of ``program`` on every thread of this process, for good. ``no_new_privs`` must be set.
 
     Returns:
         The number of instructions.
@@ -141,7 +146,7 @@ def install(*, allow: frozenset[str] = frozenset()) -> int:
     """
     if not supported():
         raise OSError(errno.EOPNOTSUPP, f"no filter is written for {linux.MACHINE}")
-    instructions = program(linux.MACHINE, os.getpid(), allow=allow)
+    instructions = program(linux.MACHINE, os.getpid(), allow=allow, forks=forks)
     code = ctypes.create_string_buffer(instructions, len(instructions))
     count = len(instructions) // 8
     header = ctypes.create_string_buffer(struct.pack("@HP", count, ctypes.addressof(code)))

@@ -20,6 +20,9 @@ from gnusnode.errors import DataError, NotFound
 
 PREFIX: Final = "gnus-"
 _MAX_TOKEN: Final = 128
+_MAX_FILE: Final = 64 * 1024 * 1024
+"""Bytes of the key file that are read: some hundred thousand keys. What is longer is cut, and so damaged."""
+_MOVE_AWAY: Final = "check owner and mode, or move it away and create keys anew"
 
 
 class Scope(StrEnum):
@@ -101,12 +104,12 @@ class FileKeyStore:
     """Keys in one 0600 JSON file, written atomically. Changes made by another process are seen at the next call.
 
     Raises:
-        DataError: the file is readable by others, or damaged.
+        DataError: the file is there and cannot be trusted or read. Every call raises until that is put right.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._stamp: tuple[int, int, int] | None = None
+        self._stamp: tuple[int, int, int, int] | None = None
         self._by_id: dict[str, ApiKey] = {}
         self._refresh()
 
@@ -133,29 +136,53 @@ class FileKeyStore:
         return key
 
     def _refresh(self) -> None:
+        """Only a file that is not there stands for "no keys": whatever else cannot be read must not open the node."""
         try:
-            status = self._path.stat()
+            handle = os.open(self._path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         except FileNotFoundError:
             self._stamp, self._by_id = None, {}
             return
-        stamp = (status.st_mtime_ns, status.st_ino, status.st_size)
-        if stamp == self._stamp:
-            return
-        if stat.S_IMODE(status.st_mode) & 0o077:
-            raise DataError(
-                "other users can read the API keys",
-                where=str(self._path),
-                hint=f"make new keys if others use this machine; then: chmod 600 {self._path}",
-            )
+        except OSError as error:
+            raise self._unusable(error) from error
         try:
-            keys = _KEYS.validate_json(self._path.read_bytes(), strict=False)
-        except (OSError, ValidationError) as error:
+            with os.fdopen(handle, "rb") as file:
+                status = os.fstat(handle)
+                stamp = (status.st_dev, status.st_ino, status.st_ctime_ns, status.st_size)
+                if stamp == self._stamp:
+                    return
+                self._check(status)
+                keys = _KEYS.validate_json(file.read(_MAX_FILE), strict=False)
+        except OSError as error:
+            raise self._unusable(error) from error
+        except ValidationError as error:
             raise DataError(
                 "the file of API keys is damaged",
                 where=str(self._path),
                 hint="restore it from a backup, or remove it and create keys anew",
             ) from error
         self._stamp, self._by_id = stamp, {key.id: key for key in keys}
+
+    def _check(self, status: os.stat_result) -> None:
+        if not stat.S_ISREG(status.st_mode):
+            raise DataError("the API keys are not a regular file", where=str(self._path), hint=_MOVE_AWAY)
+        if status.st_uid not in {os.geteuid(), 0}:
+            raise DataError(
+                f"the file of API keys belongs to another user (uid {status.st_uid})",
+                where=str(self._path),
+                hint=f"if you trust what is in it: chown {os.geteuid()} {self._path}",
+            )
+        if stat.S_IMODE(status.st_mode) & 0o077:
+            raise DataError(
+                "other users can read the API keys",
+                where=str(self._path),
+                hint=f"make new keys if others use this machine; then: chmod 600 {self._path}",
+            )
+
+    def _unusable(self, error: OSError) -> DataError:
+        if self._path.is_symlink():
+            what = "the file of API keys is a symbolic link, which could be turned to other keys"
+            return DataError(what, where=str(self._path), hint="put the file itself there, or remove the link")
+        return DataError(f"cannot read the API keys: {error.strerror}", where=str(self._path), hint=_MOVE_AWAY)
 
     def _write(self, keys: Iterable[ApiKey]) -> None:
         kept = list(keys)

@@ -106,7 +106,7 @@ class ModelSettings(Section):
 
     default: Ident = Field(
         default="auto",
-        description="Model that answers as `default`; `auto`: the packaged one, `none`: start without a model.",
+        description="Model that is loaded first and answers; `auto`: the packaged one, `none`: start without a model.",
     )
     load: tuple[Ident, ...] = Field(default=(), description="Further models to load at start, by name.")
     embedding: Ident = Field(

@@ -32,6 +32,8 @@ from gnusnode.contracts.policy import PolicyEnvelope
 from gnusnode.contracts.tools import ToolProposal
 
 MAX_CHOICES: Final = 8
+ROUTED: Final = ("gnus", "gnus-auto")
+"""Model names that leave the choice to the node."""
 
 
 OpenSampling = Annotated[tuple[Name, ...], Field(max_length=8)]
@@ -74,7 +76,7 @@ class PlanMade(Record):
     kind: Literal["plan"] = "plan"
     plan: ExecutionPlan
     model: Name
-    """The model that will answer first."""
+    """The expert that will answer first, by the name that requests may use."""
     confidence: float
     """The router's confidence in its classification, 0 to 1."""
     reasons: tuple[str, ...] = ()

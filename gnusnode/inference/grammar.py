@@ -4,9 +4,12 @@ The grammar is our own from the first to the last character: names are numbered,
 counted. That matters because the native grammar parser crashes or hangs on hostile input. Supported:
 
     type (also a list of types), enum and const of scalars, anyOf, {} or true (any JSON, four levels deep)
-    object   properties, required; optional properties in their order; nothing else (additionalProperties false)
+    object   properties, required; optional properties in their order; nothing else (additionalProperties false);
+             without properties any object, four levels deep
     array    items, minItems, maxItems
     string   minLength, maxLength, format date, time, date-time, uuid (others are not enforced)
+    integer  minimum, maximum, exclusiveMinimum, exclusiveMaximum
+    number   minimum 0
     $ref     to the schema's own $defs or definitions, without recursion
 
 An upper bound over ``MAX_REPEAT`` is not enforced by the grammar; validate the answer. Everything else is refused with
@@ -21,6 +24,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final, NoReturn, cast
 
 from gnusnode.errors import SchemaRefused
+from gnusnode.inference.numbers import integer_range
 
 MAX_DEPTH: Final = 8
 MAX_NODES: Final = 256
@@ -40,8 +44,8 @@ _KEYWORDS: Final[dict[str, frozenset[str]]] = {
     "object": frozenset({"properties", "required", "additionalProperties"}),
     "array": frozenset({"items", "minItems", "maxItems"}),
     "string": frozenset({"minLength", "maxLength", "format"}),
-    "number": frozenset(),
-    "integer": frozenset(),
+    "number": frozenset({"minimum"}),
+    "integer": frozenset({"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"}),
     "boolean": frozenset(),
     "null": frozenset(),
 }
@@ -55,6 +59,7 @@ _SCALARS: Final = {
     "comma": '"," " "?',
     "colon": '":" " "?',
 }
+_UNSIGNED: Final = '("0" | [1-9] [0-9]{0,17}) ("." [0-9]{1,16})? ([eE] [-+]? [0-9]{1,3})?'
 _DATE: Final = '[0-9]{4} "-" ("0" [1-9] | "1" [0-2]) "-" ("0" [1-9] | [12] [0-9] | "3" [01])'
 _TIME: Final = (
     '([01] [0-9] | "2" [0-3]) ":" [0-5] [0-9] ":" [0-5] [0-9] ("." [0-9]{1,9})?'
@@ -68,23 +73,27 @@ _FORMATS: Final = {
 }
 
 
-def compile_schema(schema: Mapping[str, Any]) -> str:
+def compile_schema(schema: Mapping[str, Any], path: str = "json_schema") -> str:
     """The grammar of all texts that satisfy ``schema``; its start is ``root``.
+
+    Args:
+        path: how the caller's request calls the schema; refusals begin with it.
 
     Raises:
         SchemaRefused: outside the subset; ``param`` is the path of what was refused.
     """
-    return _Compiler(schema).text()
+    return _Compiler(schema, path).text()
 
 
 class _Compiler:
-    def __init__(self, schema: Mapping[str, Any]) -> None:
+    def __init__(self, schema: Mapping[str, Any], path: str) -> None:
+        self._path = path
         self._rules: dict[str, str] = {}
         self._nodes = 0
         self._unrolled = 0
         self._size = 0
-        self._definitions = _definitions(schema)
-        self._define("root", self._schema(schema, "json_schema", 0, ()))
+        self._definitions = _definitions(schema, path)
+        self._define("root", self._schema(schema, path, 0, ()))
 
     def text(self) -> str:
         return "".join(f"{name} ::= {body}\n" for name, body in self._rules.items())
@@ -146,6 +155,8 @@ class _Compiler:
                 names.append(self._array(node, path, depth, refs))
             elif kind == "string":
                 names.append(self._string(node, path))
+            elif kind in ("integer", "number"):
+                names.append(self._number(node, kind, path))
             else:
                 names.append(self._scalar(kind))
         return names[0] if len(names) == 1 else self._rule(" | ".join(names))
@@ -160,7 +171,28 @@ class _Compiler:
                 _refuse(f"{path}.type", "not a type of JSON Schema")
         return cast("list[str]", kinds)
 
+    def _number(self, node: dict[str, Any], kind: str, path: str) -> str:
+        bounds = {key: node[key] for key in sorted(_KEYWORDS["integer"]) if key in node}
+        if not bounds:
+            return self._scalar(kind)
+        if kind == "number":
+            if bounds != {"minimum": 0}:
+                _refuse(f"{path}.{next(iter(bounds))}", "for a number, only minimum 0 is supported")
+            self._scalar("number")
+            return self._rule(_UNSIGNED)
+        limits = {key: _bound(value, f"{path}.{key}") for key, value in bounds.items()}
+        lows = [math.ceil(limits["minimum"])] if "minimum" in limits else []
+        lows += [math.floor(limits["exclusiveMinimum"]) + 1] if "exclusiveMinimum" in limits else []
+        highs = [math.floor(limits["maximum"])] if "maximum" in limits else []
+        highs += [math.ceil(limits["exclusiveMaximum"]) - 1] if "exclusiveMaximum" in limits else []
+        try:
+            return self._rule(integer_range(max(lows, default=None), min(highs, default=None)))
+        except ValueError as error:
+            _refuse(path, str(error))
+
     def _object(self, node: dict[str, Any], path: str, depth: int, refs: tuple[str, ...]) -> str:
+        if "properties" not in node and "additionalProperties" not in node and "required" not in node:
+            return self._any_object(_ANY_DEPTH)
         if node.get("additionalProperties", False) is not False:
             _refuse(f"{path}.additionalProperties", "only false is supported")
         properties = _texts(node.get("properties", {}), f"{path}.properties")
@@ -218,7 +250,7 @@ class _Compiler:
     def _repeat(self, what: str, least: int, most: int | None) -> str:
         self._unrolled += least if most is None else most
         if self._unrolled > MAX_UNROLLED:
-            _refuse("json_schema", f"repetitions add up to more than {MAX_UNROLLED}")
+            _refuse(self._path, f"repetitions add up to more than {MAX_UNROLLED}")
         if most == 0:
             return '""'
         return f"({what}){{{least},{'' if most is None else most}}}"
@@ -231,11 +263,18 @@ class _Compiler:
         scalars = " | ".join(self._scalar(kind) for kind in ("string", "number", "boolean", "null"))
         if depth == 0:
             return self._define(name, scalars)
+        value, comma = self._any(depth - 1), self._scalar("comma")
+        array = f'"[" ({value} ({comma} {value})*)? "]"'
+        return self._define(name, f"{scalars} | {array} | {self._any_object(depth)}")
+
+    def _any_object(self, depth: int) -> str:
+        """Any JSON object of ``depth`` levels."""
+        name = f"object{depth}"
+        if name in self._rules:
+            return name
         value, comma, colon = self._any(depth - 1), self._scalar("comma"), self._scalar("colon")
         member = f"{self._scalar('string')} {colon} {value}"
-        array = f'"[" ({value} ({comma} {value})*)? "]"'
-        mapping = f'"{{" ({member} ({comma} {member})*)? "}}"'
-        return self._define(name, f"{scalars} | {array} | {mapping}")
+        return self._define(name, f'"{{" ({member} ({comma} {member})*)? "}}"')
 
     def _scalar(self, kind: str) -> str:
         if kind not in self._rules:
@@ -250,17 +289,17 @@ class _Compiler:
     def _define(self, name: str, body: str) -> str:
         self._size += len(body) + 16
         if self._size > MAX_GRAMMAR:
-            _refuse("json_schema", f"its grammar is larger than {MAX_GRAMMAR} characters")
+            _refuse(self._path, f"its grammar is larger than {MAX_GRAMMAR} characters")
         self._rules[name] = body
         return name
 
 
-def _definitions(schema: object) -> dict[str, Any]:
+def _definitions(schema: object, path: str) -> dict[str, Any]:
     """All reference targets of a schema, by the text that refers to them."""
-    root = _texts(schema, "json_schema")
+    root = _texts(schema, path)
     found: dict[str, Any] = {}
     for key in ("$defs", "definitions"):
-        for name, target in _texts(root.get(key, {}), f"json_schema.{key}").items():
+        for name, target in _texts(root.get(key, {}), f"{path}.{key}").items():
             found[f"#/{key}/{name}"] = target
     return found
 
@@ -326,10 +365,16 @@ def _count(value: object, path: str) -> float:
     return int(value)
 
 
+def _bound(value: object, path: str) -> int | float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        _refuse(path, "not a number")
+    return value
+
+
 def _only(node: dict[str, Any], allowed: set[str], path: str) -> None:
     for key in node:
         if key not in allowed:
-            _refuse(f"{path}.{key[:64]}", "this keyword is not supported here")
+            _refuse(f"{path}.{key[:64]}", f"the keyword {key[:64]!r} is not supported here")
 
 
 def _refuse(path: str, reason: str) -> NoReturn:

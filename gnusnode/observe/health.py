@@ -47,6 +47,12 @@ TEMPLATE_UNKNOWN: Final = Warnable(
     "A model brings no chat template that could be used, so a plain one is used.",
     "Give a template with `gnusnode elm pack`, or use an instruction-tuned model.",
 )
+EXPERT_LEFT_OUT: Final = Warnable(
+    "expert-left-out",
+    "warning",
+    "An installed expert is not served, since its artifact is damaged or its packer is not trusted.",
+    "Run `gnusnode elm list`; trust its packer with `models.trusted_packers`, or install it again.",
+)
 LOOP_LAG: Final = Warnable(
     "loop-lag",
     "warning",
@@ -77,6 +83,7 @@ WARNABLES: Final = (
     ENGINE_QUARANTINED,
     ENGINE_STEPPED_DOWN,
     TEMPLATE_UNKNOWN,
+    EXPERT_LEFT_OUT,
     LOOP_LAG,
     DISK_LOW,
     AUDIT_BROKEN,

@@ -15,7 +15,7 @@ from gnusnode.contracts.generation import (
     Sampling,
     ScoreResult,
 )
-from gnusnode.contracts.services import DraftRequest, Empty, ExpertList, ModelCall
+from gnusnode.contracts.services import ROUTED, DraftRequest, Empty, ExpertList, ModelCall
 from gnusnode.errors import GnusError, ModelNotFound, RequestError
 from gnusnode.inference.artifacts.modelrecord import GenerationDefaults
 from gnusnode.inference.engine import Engine
@@ -101,12 +101,12 @@ class ExpertService:
     async def _engine(self, call: ModelCall, *, embeds: bool) -> Engine:
         able = [expert for expert in self._host.experts if self._can(expert.model, embeds=embeds)]
         for expert in able:
-            if call.model in (DEFAULT, expert.expert_id, expert.model):
+            if call.model in (DEFAULT, *ROUTED, expert.expert_id, expert.model):
                 return await self._host.engines.engine(expert.model, ContextProfile.THROUGHPUT)
         raise ModelNotFound(
-            f"{self._host.service!r} has no model {call.model!r} that can {'embed' if embeds else 'score'}",
+            f"no model {call.model!r} here can {'compute embeddings' if embeds else 'score'}",
             param="model",
-            hint=f"it has {', '.join(expert.model for expert in able) or 'none'}",
+            hint=f"these can: {', '.join(expert.expert_id for expert in able) or 'none'}",
         )
 
     def _can(self, model: str, *, embeds: bool) -> bool:

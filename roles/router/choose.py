@@ -10,12 +10,9 @@ from typing import Final
 from gnusnode.contracts.generation import EngineInfo, EngineState
 from gnusnode.contracts.plan import ExpertRole, PrivacyMode
 from gnusnode.contracts.policy import PolicyEnvelope
-from gnusnode.contracts.services import ExpertCard, TaskRequest
+from gnusnode.contracts.services import ROUTED, ExpertCard, TaskRequest
 from gnusnode.errors import Forbidden, ModelNotFound, NoExpert
 from roles.router.classify import GENERAL, Intent
-
-AUTO: Final = ("gnus", "gnus-auto")
-"""Model names that leave the choice to the router."""
 
 DRAFTING: Final = (ExpertRole.SEMANTIC_CORE, ExpertRole.PRIMARY_DRAFT, ExpertRole.DOMAIN_EXPERT)
 """Roles that answer users; the others work on answers."""
@@ -140,20 +137,22 @@ def _order(candidate: Candidate) -> tuple[bool, bool, bool, float, str, str]:
 def _named(cards: list[ExpertCard], model: str) -> list[ExpertCard]:
     if not cards:
         raise NoExpert(
-            "no model that answers is loaded anywhere",
+            "no model that answers is ready yet",
             where=model,
-            hint="add one with `gnusnode models add FILE`, or start a node with the role core",
+            hint="one may still be loading: see `gnusnode status`, or add one with `gnusnode models add FILE`",
             retry_after=5.0,
         )
-    if model in AUTO:
+    if model in ROUTED:
         return cards
     found = [card for card in cards if model in (card.expert_id, card.engine.model)]
     if found:
         return found
-    names = sorted({name for card in cards for name in (card.expert_id, card.engine.model)} | set(AUTO))
+    names = sorted({name for card in cards for name in (card.expert_id, card.engine.model)} | set(ROUTED))
     near = get_close_matches(model, names, 3) or names[:5]
     raise ModelNotFound(
-        f"the model {model!r} does not exist", param="model", hint=f"did you mean {', '.join(map(repr, near))}?"
+        f"no expert serves the model {model!r}",
+        param="model",
+        hint=f"did you mean {', '.join(map(repr, near))}? A stored model is served once it stands in models.load",
     )
 
 
@@ -164,7 +163,7 @@ def _allowed(cards: list[ExpertCard], model: str, policy: PolicyEnvelope) -> lis
     allowed = [card for card in cards if card.expert_id in names or card.engine.model in names]
     if not allowed:
         raise Forbidden(
-            f"the policy does not allow {'any model that is here' if model in AUTO else repr(model)}",
+            f"the policy does not allow {'any model that is here' if model in ROUTED else repr(model)}",
             where="policy.allowed_models",
             hint=f"allowed: {', '.join(policy.allowed_models) or 'none'}",
             param="model",
@@ -191,7 +190,7 @@ def _candidate(
         reasons.append(f"its engine is {card.engine.state.value}")
     if is_warm:
         reasons.append("holds this conversation in its cache")
-    if request.model not in AUTO:
+    if request.model not in ROUTED:
         reasons.append("asked for by name")
     has_failed = (card.peer, card.expert_id) in failed
     if has_failed:

@@ -14,6 +14,7 @@ from gnusnode.contracts.services import (
     CORE_CLASSIFY,
     CORE_DRAFT,
     ELM_DRAFT,
+    ROUTED,
     ChoiceDelta,
     ChoiceDone,
     DraftRequest,
@@ -39,7 +40,7 @@ from gnusnode.observe.stage import Stage, StageTimer
 from gnusnode.policy.envelopes import privacy_for
 from roles.answers import packaged
 from roles.ports import RoleContext, word
-from roles.router.choose import AUTO, Candidate, Swarm, choose_experts
+from roles.router.choose import Candidate, Swarm, choose_experts
 from roles.router.classify import DOMAINS, Intent, Surroundings, classify, settle
 from roles.router.directory import Directory
 from roles.router.plan import Graph, Issue, choose_graph, make_plan
@@ -175,7 +176,7 @@ class Router:
         structured = request.generation.json_schema is not None
         intent = classify(text, Surroundings(names, request.tool_choice, structured))
         unsure = self._options.classify == "always" or intent.margin < self._options.margin
-        if self._options.classify == "never" or request.model not in AUTO or not unsure or not text:
+        if self._options.classify == "never" or request.model not in ROUTED or not unsure or not text:
             return intent
         scoring = ClassifyRequest(
             request_id=request.generation.request_id,
@@ -229,7 +230,7 @@ class Router:
                 confidence=intent.confidence,
             )
         )
-        await send(PlanMade(plan=attempt.plan, model=card.engine.model, confidence=intent.confidence, reasons=reasons))
+        await send(PlanMade(plan=attempt.plan, model=card.expert_id, confidence=intent.confidence, reasons=reasons))
 
     # --- driving ------------------------------------------------------------------------------------------------------
 

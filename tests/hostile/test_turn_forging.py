@@ -163,12 +163,38 @@ def test_a_template_that_keeps_exceeding_its_limits_is_not_run_again(vocab: Voca
             self.runs += 1
             raise ModelInvalid("took too long")
 
-    counting = Counting()
-    builder = PromptBuilder(vocab, "{% for %}", counting)
+    counting, now = Counting(), [1000.0]
+    builder = PromptBuilder(vocab, "{% for %}", counting, clock=lambda: now[0])
+
+    def fail(times: int) -> ModelInvalid:
+        for _ in range(times):
+            with pytest.raises(ModelInvalid) as refused:
+                ask(builder, "a", "b")
+        return refused.value
+
+    wait = fail(10).retry_after
+    assert counting.runs == 3
+    assert wait is not None
+    now[0] += wait
+    fail(10)
+    assert counting.runs == 6
+
+
+def test_failures_for_one_shape_do_not_disable_the_template_for_others(vocab: Vocab) -> None:
+    class Picky(TemplateRenderer):
+        def __init__(self) -> None:
+            pass
+
+        def render(self, template: str, values: dict[str, Any]) -> str:
+            if len(values["messages"]) > 1:
+                raise ModelInvalid("took too long")
+            return values["messages"][0]["content"]
+
+    builder = PromptBuilder(vocab, CHATML, Picky())
     for _ in range(10):
         with pytest.raises(ModelInvalid):
             ask(builder, "a", "b")
-    assert counting.runs == 3
+    assert ask(builder, "fine", roles=("user",))
 
 
 def test_a_prompt_without_tokens_is_refused(vocab: Vocab, renderer: TemplateRenderer) -> None:

@@ -198,6 +198,46 @@ report(
     assert facts == dict.fromkeys(facts, "EPERM")
 
 
+def test_a_process_that_may_fork_gets_copies_as_confined_as_itself_and_nothing_else() -> None:
+    facts = child(
+        """
+confine.apply(confine.ConfineProfile(allow_fork=True))
+libc = ctypes.CDLL(None, use_errno=True)
+clone = seccomp._CLONE[linux.MACHINE]
+def namespaced(flag):
+    def attempt():
+        pid = libc.syscall(clone, flag | signal.SIGCHLD, 0, 0, 0, 0)
+        if pid == 0:
+            os._exit(0)
+        if pid == -1:
+            raise OSError(ctypes.get_errno(), "clone")
+    return attempt
+def tried():
+    return dict(
+        socket=refused(socket.socket),
+        run=refused(lambda: os.execv("/bin/true", ["true"])),
+        spawn=refused(lambda: subprocess.run(["/bin/true"])),
+        passwd=refused(lambda: open("/etc/passwd")),
+        signal=refused(lambda: os.kill(os.getppid(), 0)),
+        unshare=refused(lambda: linux.call("unshare", linux.CLONE_NEWUSER)),
+        **{hex(flag): refused(namespaced(flag)) for flag in
+           (0x20000, 0x2000000, 0x4000000, 0x8000000, 0x10000000, 0x20000000, 0x40000000)},
+    )
+own = tried()
+read, write = os.pipe()
+if os.fork() == 0:
+    facts = tried()
+    facts.pop("signal")  # its parent is the one process that the filter lets it signal
+    os.write(write, json.dumps(facts).encode())
+    os._exit(0)
+copy = json.loads(os.read(read, 65536))
+report(own=own, copy=copy)
+"""
+    )
+    assert set(facts["own"].values()) <= {"EPERM", "EACCES"}
+    assert set(facts["copy"].values()) <= {"EPERM", "EACCES"}
+
+
 def test_a_process_can_still_abort_itself() -> None:
     done = subprocess.run(
         [sys.executable, "-P", "-c", PRELUDE + "confine.apply(confine.ConfineProfile()); os.abort()"],
@@ -317,9 +357,10 @@ def test_system_call_numbers_agree_with_the_kernels_headers(header: str, column:
     assert len(named.keys() & found.keys()) > 80
 
 
+@pytest.mark.parametrize("forks", [False, True])
 @pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
-def test_programs_of_every_machine_are_well_formed(machine: str) -> None:
-    code = seccomp.program(machine, pid=1)
+def test_programs_of_every_machine_are_well_formed(machine: str, forks: bool) -> None:
+    code = seccomp.program(machine, pid=1, forks=forks)
     instructions = [code[index : index + 8] for index in range(0, len(code), 8)]
     assert len(code) % 8 == 0
     assert len(instructions) < 4096

@@ -9,11 +9,12 @@ from pydantic import Field, JsonValue, StringConstraints
 from pydantic_core import to_json
 
 from gnusnode.api.gateway import RequestInfo
-from gnusnode.api.openai.common import SamplingFields, Wire, unsupported
+from gnusnode.api.openai.common import SamplingFields, Wire, per_choice, unsupported
 from gnusnode.api.options import ApiOptions
-from gnusnode.contracts.generation import GenerateRequest, Message, Prompt
+from gnusnode.contracts.generation import MAX_TEXT_CHARS, GenerateRequest, Message, Prompt
 from gnusnode.contracts.services import TaskRequest, ToolSpec
 from gnusnode.errors import RequestError, UnsupportedField
+from gnusnode.inference.grammar import compile_schema
 
 ToolName = Annotated[str, StringConstraints(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
 
@@ -119,11 +120,11 @@ def to_task(chat: ChatRequest, info: RequestInfo, options: ApiOptions, *, n_ctx:
     """
     chat.refuse()
     asked = chat.max_completion_tokens or chat.max_tokens or default_max_tokens(options, n_ctx)
-    policy = chat.policy(info, options, asked)
+    policy = chat.policy(info, options, asked * chat.choices)
     generation = GenerateRequest(
         request_id=info.request_id,
         prompt=Prompt(messages=tuple(_messages(chat.messages))),
-        max_tokens=min(asked, policy.max_tokens),
+        max_tokens=per_choice(asked, policy, chat.choices),
         sampling=chat.sampling(options.default_sampling),
         stop=tuple(chat.stop or ()),
         json_schema=_schema(chat.response_format),
@@ -156,6 +157,8 @@ def _schema(wanted: ResponseFormat | None) -> dict[str, Any] | None:
         case ResponseFormat(type="json_object"):
             return {"type": "object"}
         case ResponseFormat(json_schema=JsonSchemaFormat() as given):
+            # Compiled again where it is used; here so that a refusal says where in the request it lies.
+            compile_schema(given.schema_, "response_format.json_schema.schema")
             return dict(given.schema_)
         case _:
             raise RequestError("json_schema is missing", param="response_format.json_schema")
@@ -204,7 +207,7 @@ def _messages(given: Sequence[ChatMessage]) -> list[Message]:
                 param=f"messages.{at}.role",
                 hint=f"use one of {', '.join(_ROLES)}",
             )
-        text = _text(at, message)
+        text, name = _text(at, message), message.name
         if role == "tool":
             name = called.get(message.tool_call_id or "")
             if name is None:
@@ -212,12 +215,16 @@ def _messages(given: Sequence[ChatMessage]) -> list[Message]:
                     f"messages.{at}.tool_call_id does not name a tool call of an earlier assistant message",
                     param=f"messages.{at}.tool_call_id",
                 )
-            found.append(Message(role="tool", content=text, name=name))
-            continue
         if role == "assistant":
             called |= {call.id: call.function.name for call in message.tool_calls or ()}
             text = "\n".join([*([text] if text else []), *map(_told, message.tool_calls or ())])
-        found.append(Message.model_validate({"role": role, "content": text, "name": message.name}))
+        if len(text) > MAX_TEXT_CHARS:
+            raise RequestError(
+                f"messages.{at} has {len(text)} characters, and {MAX_TEXT_CHARS} are the most, tool calls included",
+                param=f"messages.{at}.content",
+                hint="shorten the message, or send it in parts",
+            )
+        found.append(Message.model_validate({"role": role, "content": text, "name": name}))
     return found
 
 

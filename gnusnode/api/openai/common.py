@@ -13,7 +13,7 @@ from gnusnode.api.gateway import RequestInfo
 from gnusnode.api.options import ApiOptions
 from gnusnode.api.tasks import Event
 from gnusnode.contracts.base import describe
-from gnusnode.contracts.generation import ContextProfile, Delta, Sampling, TokenLogprob, Usage
+from gnusnode.contracts.generation import MAX_TOKENS, ContextProfile, Delta, Sampling, TokenLogprob, Usage
 from gnusnode.contracts.policy import PolicyEnvelope, narrow
 from gnusnode.contracts.services import MAX_CHOICES, ChoiceDelta, ChoiceDone, PlanMade, TaskDone
 from gnusnode.errors import RequestError, UnsupportedField
@@ -107,7 +107,7 @@ class SamplingFields(Wire):
             RequestError: ``gnus`` does not hold policy fields.
             Forbidden: it names another tenant.
         """
-        fields: dict[str, Any] = {"tenant": info.principal.tenant, "max_tokens": max_tokens}
+        fields: dict[str, Any] = {"tenant": info.principal.tenant, "max_tokens": min(max_tokens, MAX_TOKENS)}
         try:
             wanted = {key: value for key, value in (self.gnus or {}).items() if key != "profile"}
             asked = PolicyEnvelope.model_validate({**fields, **wanted})
@@ -115,6 +115,11 @@ class SamplingFields(Wire):
             raise RequestError(f"gnus.{describe(error)}", param="gnus", hint="see docs/api.md, policy") from error
         bound = (options.policy or asked).model_copy(update={"tenant": info.principal.tenant})
         return narrow(bound, asked)
+
+
+def per_choice(asked: int, policy: PolicyEnvelope, choices: int) -> int:
+    """Tokens of one choice: as asked, as far as the policy, which bounds all choices together, leaves them."""
+    return max(1, min(asked, policy.max_tokens // choices))
 
 
 def unsupported(field: str, hint: str | None = None) -> UnsupportedField:

@@ -18,7 +18,7 @@ from gnusnode.api.document import body_of
 from gnusnode.api.envelope import json_response
 from gnusnode.api.facade import NodeFacade
 from gnusnode.api.gateway import RequestInfo, info_of
-from gnusnode.api.openai.common import Facts, SamplingFields, coalesced, unsupported, usage_object
+from gnusnode.api.openai.common import Facts, SamplingFields, coalesced, per_choice, unsupported, usage_object
 from gnusnode.api.options import ApiOptions
 from gnusnode.api.sse import TaskStream
 from gnusnode.api.tasks import Event, Job, running, unless_gone
@@ -87,7 +87,7 @@ def _jobs(wanted: CompletionRequest, info: RequestInfo, options: ApiOptions) -> 
     """One task for each prompt; the first bears the id of the HTTP request."""
     wanted.refuse()
     asked = wanted.max_tokens or _DEFAULT_TOKENS
-    policy = wanted.policy(info, options, asked)
+    policy = wanted.policy(info, options, asked * wanted.choices)
     seconds = min(options.request_seconds, policy.max_wall_ms / 1000)
     return [
         Job(
@@ -111,7 +111,7 @@ def _task(
     generation = GenerateRequest(
         request_id=request_id,
         prompt=prompt,
-        max_tokens=min(wanted.max_tokens or _DEFAULT_TOKENS, policy.max_tokens),
+        max_tokens=per_choice(wanted.max_tokens or _DEFAULT_TOKENS, policy, wanted.choices),
         sampling=wanted.sampling(options.default_sampling),
         stop=tuple(wanted.stop or ()),
         top_logprobs=wanted.logprobs,

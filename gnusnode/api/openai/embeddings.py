@@ -23,7 +23,7 @@ from gnusnode.api.gateway import info_of
 from gnusnode.api.openai.common import Wire
 from gnusnode.api.options import ApiOptions
 from gnusnode.api.tasks import unless_gone
-from gnusnode.contracts.generation import EmbedRequest, EmbedResult
+from gnusnode.contracts.generation import MAX_TEXT_CHARS, EmbedRequest, EmbedResult
 from gnusnode.errors import DeadlineExceeded, RequestError, UnsupportedField
 
 Tokens = Annotated[list[int], Field(max_length=8192)]
@@ -36,7 +36,7 @@ class EmbeddingsRequest(Wire):
     dimensions: Annotated[int, Field(ge=1)] | None = None
 
     def texts(self) -> tuple[str, ...]:
-        """Raises ``RequestError`` when the input is empty or made of token ids."""
+        """Raises ``RequestError`` when the input is empty, made of token ids, or has too long a text."""
         given = [self.input] if isinstance(self.input, str) else self.input
         if not given or not all(given):
             raise RequestError("input is empty", param="input")
@@ -47,6 +47,14 @@ class EmbeddingsRequest(Wire):
                 param="input",
                 hint="send text (in langchain: check_embedding_ctx_length=False)",
             )
+        for at, text in enumerate(texts):
+            if len(text) > MAX_TEXT_CHARS:
+                param = "input" if isinstance(self.input, str) else f"input.{at}"
+                raise RequestError(
+                    f"{param} has {len(text)} characters, and {MAX_TEXT_CHARS} are the most",
+                    param=param,
+                    hint="shorten the text, or send it in parts",
+                )
         return tuple(texts)
 
 

@@ -13,7 +13,9 @@ import itertools
 import re
 import secrets
 import threading
+import time
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -32,7 +34,9 @@ _FALLBACK: Final = (
 )
 _CACHED_SHAPES: Final = 64
 _MAX_FAILURES: Final = 3
-"""A template that exceeded its limits this often is not run again: each run costs a second."""
+"""A shape for which the template failed this often is not rendered again for a while: each run may cost a second."""
+_FORGIVEN_AFTER: Final = 60.0
+"""Seconds; the failures may have been those of a starved machine."""
 
 
 @dataclass(frozen=True)
@@ -43,17 +47,46 @@ class Scaffold:
     """A text, or (message index, field)."""
 
 
+class _Failures:
+    """How often the template failed for a shape of late. One shape's failures say nothing about another's."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._by_shape: OrderedDict[object, tuple[int, float]] = OrderedDict()
+
+    def add(self, shape: object) -> None:
+        count = self._by_shape.pop(shape, (0, 0.0))[0] + 1
+        self._by_shape[shape] = (count, self._clock())
+        if len(self._by_shape) > _CACHED_SHAPES:
+            self._by_shape.popitem(last=False)
+
+    def seconds_left(self, shape: object) -> float:
+        """How long the shape is not to be tried; 0: it may be."""
+        count, last = self._by_shape.get(shape, (0, 0.0))
+        left = last + _FORGIVEN_AFTER - self._clock()
+        if left <= 0:
+            self._by_shape.pop(shape, None)
+        return left if count >= _MAX_FAILURES and left > 0 else 0.0
+
+
 class PromptBuilder:
     """Prompts of one model. ``scaffold`` may run on another thread than the rest."""
 
-    def __init__(self, vocab: Vocab, template: str | None, renderer: TemplateRenderer) -> None:
+    def __init__(
+        self,
+        vocab: Vocab,
+        template: str | None,
+        renderer: TemplateRenderer,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._vocab = vocab
         self._renderer = renderer
         self.warning = NO_TEMPLATE if template is None else ""
         self._template = _FALLBACK if template is None else template
         self._shapes: OrderedDict[object, Scaffold] = OrderedDict()
         self._lock = threading.Lock()
-        self._failures = 0
+        self._failures = _Failures(clock)
         self._longest = max(len(vocab.text(token)) for token in range(vocab.size))
         self._marks = _marks(vocab, self._template)
         self._forbidden = frozenset(token for token in self._marks.values() if not vocab.attrs[token] & Attr.UNKNOWN)
@@ -72,7 +105,13 @@ class PromptBuilder:
             if shape in self._shapes:
                 self._shapes.move_to_end(shape)
                 return self._shapes[shape]
-        made = self._render(messages)
+            self._check_renderable(shape)
+        try:
+            made = self._render(messages)
+        except ModelInvalid:
+            with self._lock:
+                self._failures.add(shape)
+            raise
         with self._lock:
             self._shapes[shape] = made
             if len(self._shapes) > _CACHED_SHAPES:
@@ -128,12 +167,20 @@ class PromptBuilder:
             raise RequestError(f"token {outside} is outside the vocabulary of {self._vocab.size}", param=param)
         return list(tokens)
 
-    def _render(self, messages: tuple[Message, ...]) -> Scaffold:
-        if self._failures >= _MAX_FAILURES or len(self._template) > MAX_TEMPLATE:
+    def _check_renderable(self, shape: object) -> None:
+        if len(self._template) > MAX_TEMPLATE:
             raise ModelInvalid(
-                "the model's chat template is too large, or exceeded its limits repeatedly",
+                f"the model's chat template is longer than {MAX_TEMPLATE} characters",
                 hint="give the model another template, or send a plain prompt",
             )
+        if wait := self._failures.seconds_left(shape):
+            raise ModelInvalid(
+                "the model's chat template failed repeatedly for messages like these",
+                hint="give the model another template, or send a plain prompt",
+                retry_after=wait,
+            )
+
+    def _render(self, messages: tuple[Message, ...]) -> Scaffold:
         places: dict[str, tuple[int, str]] = {}
 
         def placeholder(index: int, field: str, value: str | None) -> str | None:
@@ -155,13 +202,7 @@ class PromptBuilder:
             "bos_token": self._spelling(self._vocab.bos),
             "eos_token": self._spelling(self._vocab.eos),
         }
-        try:
-            rendered = self._renderer.render(self._template, values)
-        except ModelInvalid:
-            self._failures += 1
-            raise
-        self._failures = 0
-        return _split(rendered, places)
+        return _split(self._renderer.render(self._template, values), places)
 
     def _fill(self, scaffold: Scaffold, messages: tuple[Message, ...]) -> list[int]:
         ids: list[int] = []

@@ -2,10 +2,10 @@
 
 A template can loop for hours, ask for gigabytes, or keep one C call busy for minutes; neither an exception from a
 signal handler nor a count of steps stops the last kind, and in the engine's process all streams would wait. So a helper
-is forked while the child is still small and has one thread, and it forks once more for every rendering: that process is
-confined like any child that handles what came from outside, has a second of CPU and a bounded address space, and is
-killed when it is late. Jinja's sandbox keeps the template away from Python's objects; it sees no message content
-either, only placeholders.
+is forked while the child is still small and has one thread, gives up network, files and rights as the engine does, and
+forks once more for every rendering: that process can start no other, has a second of CPU and a bounded address space,
+and is ended by the kernel when it is late. Jinja's sandbox keeps the template away from Python's objects; it sees no
+message content either, only placeholders.
 """
 
 from __future__ import annotations
@@ -31,6 +31,8 @@ from sandbox import confine
 MAX_TEMPLATE: Final = 256 * 1024
 MAX_RENDERED: Final = 2 * 1024 * 1024
 _SECONDS: Final = 1.0
+_PATIENCE: Final = 5.0
+"""Seconds of the clock that a rendering may take: a busy machine gives it its second of CPU late."""
 _MEMORY: Final = 256 * 1024 * 1024
 """Address space of a rendering beyond what the helper has."""
 
@@ -121,6 +123,9 @@ def _faulty(how: str) -> ModelInvalid:
 def _serve(requests: int, answers: int) -> NoReturn:
     """The helper's loop: one forked process for each rendering. It ends when the engine closes its pipe, or dies."""
     _keep_only(requests, answers)
+    # What comes down the pipe is the engine's word, and the engine works for strangers.
+    confine.apply(confine.ConfineProfile(max_files=16, allow_fork=True))
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel buries what has rendered
     try:
         while (request := _receive(requests)) is not None:
             _send(answers, _render_apart(request))
@@ -141,23 +146,27 @@ def _keep_only(*descriptors: int) -> None:
 
 
 def _render_apart(request: dict[str, Any]) -> bytes:
-    """The answer frame of one rendering in its own process."""
+    """The answer frame of one rendering in its own process.
+
+    That process ends by a timer of the kernel: the helper may signal nobody.
+    """
+    space = psutil.Process().memory_info().vms + _MEMORY
     read, write = os.pipe()
-    pid = os.fork()
-    if pid == 0:
+    if os.fork() == 0:
         os.close(read)
-        _confine()
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.setitimer(signal.ITIMER_REAL, _PATIENCE)
+        # On top of what the helper has given up already. Not required: what the kernel lacks is reported by the
+        # engine itself, and the limits are there everywhere.
+        confine.apply(confine.ConfineProfile(max_memory=space, max_files=16, max_cpu_seconds=int(_SECONDS)))
         _answer(write, lambda: render_here(request["template"], request["values"]))
     os.close(write)
     try:
-        data = _read_until(read, time.monotonic() + _SECONDS * 1.5)
+        data = _read_until(read, time.monotonic() + _PATIENCE)
     finally:
         os.close(read)
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
     if data is None:
-        return _error_frame(_faulty(f"took longer than {_SECONDS:g} s or gave more than {MAX_RENDERED} bytes"))
+        return _error_frame(_faulty(f"took longer than {_SECONDS:g} s of CPU or gave more than {MAX_RENDERED} bytes"))
     return data
 
 
@@ -172,13 +181,6 @@ def _answer(descriptor: int, render: Callable[[], str]) -> NoReturn:
     with contextlib.suppress(OSError):
         _send(descriptor, frame)
     os._exit(0)
-
-
-def _confine() -> None:
-    space = psutil.Process().memory_info().vms + _MEMORY
-    profile = confine.ConfineProfile(max_memory=space, max_files=16, max_cpu_seconds=int(_SECONDS))
-    # Not required: what the kernel lacks is reported by the engine itself, and the limits are there everywhere.
-    confine.apply(profile)
 
 
 def _error_frame(error: GnusError) -> bytes:

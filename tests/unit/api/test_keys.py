@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import stat
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -86,6 +87,63 @@ def test_a_file_that_others_can_read_is_refused(path: Path, mode: int) -> None:
     FileKeyStore(path).create(ALICE)
     path.chmod(mode)
     with pytest.raises(DataError, match="other users can read"):
+        FileKeyStore(path)
+
+
+def _link_to_keys(path: Path) -> None:
+    elsewhere = path.with_name("elsewhere.json")
+    FileKeyStore(elsewhere).create(ALICE)
+    path.symlink_to(elsewhere)
+
+
+UNUSABLE: dict[str, Callable[[Path], object]] = {
+    "a link to nowhere": lambda path: path.symlink_to(path.with_name("nowhere")),
+    "a link to itself": lambda path: path.symlink_to(path),
+    "a link to keys": _link_to_keys,
+    "a pipe without a writer": os.mkfifo,
+    "a directory": Path.mkdir,
+    "an endless device": lambda path: path.symlink_to("/dev/zero"),
+}
+
+
+@pytest.mark.parametrize("kind", UNUSABLE)
+def test_what_is_no_key_file_never_counts_as_no_keys(path: Path, kind: str) -> None:
+    UNUSABLE[kind](path)
+    with pytest.raises(DataError) as refused:
+        FileKeyStore(path)
+    assert refused.value.where == str(path)
+    assert refused.value.hint
+
+
+@pytest.mark.parametrize("kind", UNUSABLE)
+def test_a_store_whose_file_became_unusable_refuses_until_it_is_put_right(path: Path, kind: str) -> None:
+    store = FileKeyStore(path)
+    key, token = store.create(ALICE)
+    kept = path.rename(path.with_name("kept.json"))
+    UNUSABLE[kind](path)
+    for call in (store.list, lambda: store.find(token), lambda: store.create(ALICE), lambda: store.revoke(key.id)):
+        with pytest.raises(DataError):
+            call()
+    path.rmdir() if path.is_dir() and not path.is_symlink() else path.unlink()
+    kept.rename(path)
+    assert store.find(token) == key
+
+
+def test_keys_that_become_readable_by_others_are_refused_while_the_store_is_open(path: Path) -> None:
+    store = FileKeyStore(path)
+    store.create(ALICE)
+    path.chmod(0o644)
+    with pytest.raises(DataError, match="other users can read"):
+        store.list()
+
+
+def test_a_key_file_of_another_user_is_refused(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    FileKeyStore(path).create(ALICE)
+    if os.getuid() == 0:
+        os.chown(path, 4242, 4242)
+    else:
+        monkeypatch.setattr(os, "geteuid", lambda: 4242)
+    with pytest.raises(DataError, match="another user"):
         FileKeyStore(path)
 
 
