@@ -32,7 +32,7 @@ swarm as ``to_wire`` dictionaries and come back as the same class.
     ├── AlreadyRunning          exit 5
     ├── NotRunning              exit 7
     ├── DataError               exit 6  damaged or unreadable state
-    │   ├── ModelInvalid        exit 6  a model file that is not what it claims
+    │   ├── ModelInvalid        exit 6, 502  a model file that is not what it claims
     │   └── DiskFull            exit 6
     └── InternalError           500  a bug: never expected
 """
@@ -290,6 +290,7 @@ class DataError(GnusError):
 
 class ModelInvalid(DataError):
     code = "model_invalid"
+    status = 502
 
 
 class DiskFull(DataError):

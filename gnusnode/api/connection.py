@@ -67,6 +67,11 @@ class _Http1(H11Protocol):
     async def _check_protocol(self, event: h11.Request) -> None:
         if event.http_version not in (b"1.0", b"1.1"):
             raise h11.RemoteProtocolError("only HTTP/1.1 is spoken here", error_status_hint=505)
+        names = [name for name, _ in event.headers]
+        if b"transfer-encoding" in names and (b"content-length" in names or event.http_version == b"1.0"):
+            # h11 takes the chunks and goes on; somebody before us may have taken the length, and so see another
+            # request where we see a body, or the other way round.
+            raise h11.RemoteProtocolError("a body of two lengths", error_status_hint=400)
 
     async def _create_stream(self, request: h11.Request) -> None:
         self.stream = _Stream(

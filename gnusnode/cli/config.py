@@ -92,6 +92,21 @@ def set_value(
     output.note("It takes effect at the next start of the node.")
 
 
+@app.command("unset")
+@guarded
+def unset(
+    key: Annotated[str, typer.Argument(help="Dotted name, such as api.listen.")],
+    config: ConfigOption = None,
+    home: HomeOption = None,
+) -> None:
+    """Take an option out of the TOML file: profile or default hold again from the next start on."""
+    from gnusnode.config.edit import unset as drop
+
+    file = config or home_of(home).config
+    drop(file, key)
+    output.say(f"{key} is no longer set in {file}")
+
+
 def _flat(tree: dict[str, Any]) -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for section, content in tree.items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
@@ -26,14 +27,32 @@ def set_value(path: Path, key: str, text: str) -> None:
         ConfigError: unknown key, wrong value, or a file that is not valid with it.
         DataError, DiskFull: the file cannot be written.
     """
+    value = _typed(_option(key, "config set"), text)
+    _rewrite(path, lambda document: _put(document, key, value, path))
+
+
+def unset(path: Path, key: str) -> None:
+    """Takes the option ``key`` out of the file ``path``, so that profile or default hold again; a missing one is fine.
+
+    Raises:
+        ConfigError, DataError, DiskFull: as ``set_value``.
+    """
+    _option(key, "config unset")
+    _rewrite(path, lambda document: _drop(document, key))
+
+
+def _option(key: str, where: str) -> Option:
     option = options().get(key)
     if option is None:
         hint = explain.nearest(key, options()) or "`gnusnode config show` lists all options"
-        raise ConfigError(f"unknown key {key}", where="config set", hint=hint)
-    value = _typed(option, text)
+        raise ConfigError(f"unknown key {key}", where=where, hint=hint)
+    return option
+
+
+def _rewrite(path: Path, change: Callable[[tomlkit.TOMLDocument], None]) -> None:
     old = tomlfile.read(path) if path.exists() else None
     document = tomlkit.parse(old.text if old else "")
-    _put(document, key, value, path)
+    change(document)
     new = tomlkit.dumps(document)
     _check(tomlfile.parse(new, path))
     try:
@@ -51,6 +70,14 @@ def _typed(option: Option, text: str) -> Any:
         raise ConfigError(f"{option.key}: {describe(error)}", where="config set") from error
     except ValueError as error:
         raise ConfigError(f"{option.key}: {error}", where="config set") from error
+
+
+def _drop(document: tomlkit.TOMLDocument, key: str) -> None:
+    section, dot, name = key.partition(".")
+    if not dot:
+        document.pop(section, None)
+    elif isinstance(table := document.get(section), Table) and name in table:
+        table.remove(name)
 
 
 def _put(document: tomlkit.TOMLDocument, key: str, value: Any, path: Path) -> None:

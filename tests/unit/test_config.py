@@ -13,7 +13,7 @@ import pytest
 from pydantic import ValidationError
 
 from gnusnode.config import reference, resources
-from gnusnode.config.edit import set_value
+from gnusnode.config.edit import set_value, unset
 from gnusnode.config.load import NOT_SETTINGS, Loaded, load, profiles
 from gnusnode.config.options import options
 from gnusnode.config.paths import Home
@@ -393,3 +393,15 @@ class TestShippedFiles:
         (package / "_configs").mkdir(parents=True)
         monkeypatch.setattr(resources.gnusnode, "__file__", str(package / "__init__.py"))
         assert resources.configs_dir() == package / "_configs"
+
+
+def test_an_option_that_is_unset_has_its_default_again_and_nothing_else_changes(tmp_path: Path) -> None:
+    file = tmp_path / "gnusnode.toml"
+    file.write_text(
+        'profile = "lan"  # mine\n[api]\n# why\nlisten = "127.0.0.1:1"\nmax_in_flight = 3\n', encoding="utf-8"
+    )
+    unset(file, "api.listen")
+    unset(file, "node.name")
+    assert file.read_text("utf-8") == 'profile = "lan"  # mine\n[api]\n# why\nmax_in_flight = 3\n'
+    with pytest.raises(ConfigError, match="unknown key"):
+        unset(file, "api.listne")
