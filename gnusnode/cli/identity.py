@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from typing import TYPE_CHECKING
 
@@ -53,6 +54,6 @@ def load_identity(home: Home) -> NodeIdentity:
     from gnusnode.errors import NotFound
     from gnusnode.identity import NodeIdentity
 
-    if not home.key.exists():
+    if not os.path.lexists(home.key):  # a link to nowhere is a damaged key, not an absent one
         raise NotFound("there is no identity here yet", where=str(home.key), hint="make one: gnusnode init")
     return NodeIdentity.load(home.key)

@@ -14,7 +14,8 @@ from gnusnode.cli.output import HomeOption, JsonOption, guarded
 
 ProfileOption = Annotated[
     str | None,
-    typer.Option("--profile", help="solo, lan, gpu-contributor or high-trust.", envvar="GNUSNODE_PROFILE"),
+    # Not read from the environment here: the settings read it, and say so when it is wrong.
+    typer.Option("--profile", help="solo, lan, gpu-contributor or high-trust; else GNUSNODE_PROFILE."),
 ]
 ConfigOption = Annotated[
     Path | None,

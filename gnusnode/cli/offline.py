@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ def read_audit(home: Home, task: str, *arguments: Any) -> dict[str, Any]:
 
 
 def _require_store(home: Home) -> None:
-    if not home.data.exists():
+    if not os.path.lexists(home.data):
         raise NotFound("there is no store here yet", where=str(home.data), hint="start the node once: gnusnode start")
 
 

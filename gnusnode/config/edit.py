@@ -74,10 +74,13 @@ def _typed(option: Option, text: str) -> Any:
 
 def _drop(document: tomlkit.TOMLDocument, key: str) -> None:
     section, dot, name = key.partition(".")
+    if section not in document:
+        return
+    table: Any = document[section]
     if not dot:
-        document.pop(section, None)
-    elif isinstance(table := document.get(section), Table) and name in table:
-        table.remove(name)
+        document.remove(section)
+    elif isinstance(table, dict) and name in table:
+        cast("Table", table).remove(name)
 
 
 def _put(document: tomlkit.TOMLDocument, key: str, value: Any, path: Path) -> None:

@@ -274,8 +274,9 @@ class EngineInfo(Record):
     free_slots: int = 0
     queued: int = 0
     prefill_rate: float = 0.0
-    """Tokens per second, measured at start and updated while running."""
+    """Tokens per second of the whole engine, measured at start and updated while running."""
     decode_rate: float = 0.0
+    """As ``prefill_rate``: of all streams that run together, not of each."""
     threads: int = 0
     gpu_layers: int = 0
     device: str = "cpu"

@@ -212,7 +212,7 @@ class OfferedArtifact(Part):
     free_slots: Count
     queued: Count
     decode_rate: Annotated[float, Field(ge=0, le=1e9)]
-    """Tokens per second and stream, measured."""
+    """Tokens per second of all its streams together, measured."""
     prefill_rate: Annotated[float, Field(ge=0, le=1e9)]
 
 

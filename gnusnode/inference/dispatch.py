@@ -44,10 +44,18 @@ _NO_PRIORITY: Final = 5
 
 
 class Dispatcher:
-    """Queue, slots and streams of an engine."""
+    """Queue, slots and streams of an engine.
 
-    def __init__(self, slots: int, limits: QueueLimits, *, stream_bytes: int, stream_events: int) -> None:
+    With ``turns`` generations that had their turn are paused while others wait; each keeps its state in the child.
+    """
+
+    def __init__(
+        self, slots: int, limits: QueueLimits, *, stream_bytes: int, stream_events: int, turns: bool = False
+    ) -> None:
         self.rates = Rates()
+        self._turns = turns
+        self._without_room = 0
+        self._owed_room = 0
         self._queue = FairQueue[Job](slots, limits)
         self._stream_bytes = stream_bytes
         self._stream_events = stream_events
@@ -58,7 +66,8 @@ class Dispatcher:
 
     @property
     def waiting(self) -> int:
-        return len(self._queue)
+        """Jobs that wait for a slot, and those that have one but not yet the room in the child's memory."""
+        return len(self._queue) + self._held_back
 
     @property
     def slots(self) -> int:
@@ -66,7 +75,12 @@ class Dispatcher:
 
     @property
     def free_slots(self) -> int:
-        return max(0, self._queue.free_slots)
+        """Slots in which a job could begin now: none while others wait for room."""
+        return 0 if self._held_back else max(0, self._queue.free_slots)
+
+    @property
+    def _held_back(self) -> int:
+        return min(self._without_room, self._queue.slots - self._queue.free_slots)
 
     @property
     def idle(self) -> bool:
@@ -90,7 +104,7 @@ class Dispatcher:
             job,
             tenant=getattr(request, "tenant", "local"),
             priority=request.priority if isinstance(request, GenerateRequest) else _NO_PRIORITY,
-            cost=cost,
+            cost=job.next_turn if self._turns else cost,
             now=now,
             within=None if deadline == math.inf else deadline - now,
             rates=self.rates,
@@ -114,6 +128,12 @@ class Dispatcher:
         self._post = post
         self._queue.slots = slots
         self._fill_slots()
+
+    def told(self, rates: Rates, without_room: int) -> None:
+        """The child's speed, and how many of its jobs had no room in its last step."""
+        self.rates = rates
+        self._owed_room = min(self._without_room, without_room)  # some wait for the end of a prefill only
+        self._without_room = without_room
 
     def handle(self, frame: dict[str, Any]) -> None:
         """Takes a frame that belongs to jobs.
@@ -186,6 +206,11 @@ class Dispatcher:
             self._send(ticket.item, self._post, now)
 
     def _send(self, job: Job, post: Post, now: float) -> None:
+        if self._turns and job.operation == "generate":
+            job.begin_turn()
+        if job.number is not None:
+            post(frames.pack({"op": "resume", "id": job.number}))
+            return
         request = job.request
         if isinstance(request, GenerateRequest) and request.deadline_ms is not None:
             left = max(1, int((job.deadline - now) * 1000))
@@ -205,6 +230,20 @@ class Dispatcher:
         if job.stopping_since is None and self._post is not None:
             job.stopping_since = trio.current_time()
             self._post(frames.pack({"op": "cancel", "id": job.number}))
+
+    def _end_turn(self, job: Job) -> None:
+        """Pauses a job that had its turn, if anybody waits for a slot or for room."""
+        now = trio.current_time()
+        if job.stopping_since is not None or self._post is None or job.ticket is None:
+            return
+        if not self._queue.is_pressed(now):
+            if not self._owed_room:
+                return
+            self._owed_room -= 1
+        self._post(frames.pack({"op": "pause", "id": job.number}))
+        job.turn_end = math.inf
+        job.ticket = self._queue.end_turn(job.ticket, job.produced - job.turn_began, job.next_turn, now)
+        self._fill_slots()
 
     def _one(self, kind: str, number: int, frame: dict[str, Any]) -> None:
         job = self._active.get(number)
@@ -236,13 +275,15 @@ class Dispatcher:
             raise ValueError(f"there is no generation {number} that has begun")
         if not job.accept(event):
             self._stop(job)
+        elif job.produced >= job.turn_end:
+            self._end_turn(job)
 
     def _finish(self, job: Job) -> None:
         """Nothing more comes for ``job``: its slot goes to the next."""
         if job.number is not None:
             self._active.pop(job.number, None)
         assert job.ticket is not None
-        self._queue.release(job.ticket)
+        self._queue.release(job.ticket, job.produced - job.turn_began if self._turns else None)
         job.over.set()
         self._fill_slots()
 

@@ -13,10 +13,13 @@ frame, so that a step costs one write however many streams it serves.
     {op: cancel,   id}                               {ev: error,    id or None, error: GnusError.to_wire()}
     {op: ping,     n}                                {ev: pong, n, active, queued, prefill_rate, decode_rate, rss}
     {op: verdict,  n, body: CapabilityVerdict}       {ev: capability, n, body: CapabilityRequest}
-    {op: quit}                                       {ev: log,      level, text}
+    {op: pause,    id}                               {ev: log,      level, text}
+    {op: resume,   id}
+    {op: quit}
 
 Every job ends with exactly one of ``done``, ``result`` and ``error``; a cancelled one with ``error`` of code
-``cancelled``. ``load`` is always the first frame, ``ready`` or an ``error`` without id its only answer.
+``cancelled``. A paused job holds no room and makes no tokens until it is resumed. ``load`` is always the first frame,
+``ready`` or an ``error`` without id its only answer.
 """
 
 from __future__ import annotations

@@ -37,9 +37,10 @@ MAX_UNROLLED: Final = 4096
 """Sum of all repetition counts: the native parser writes each repetition out."""
 
 _ANY_DEPTH: Final = 4
-_ANNOTATIONS: Final = frozenset(
+ANNOTATIONS: Final = frozenset(
     {"title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly", "$schema", "$comment"}
 )
+"""Keywords that say nothing about the value."""
 _KEYWORDS: Final[dict[str, frozenset[str]]] = {
     "object": frozenset({"properties", "required", "additionalProperties"}),
     "array": frozenset({"items", "minItems", "maxItems"}),
@@ -109,7 +110,7 @@ class _Compiler:
             return self._any(_ANY_DEPTH)
         if not isinstance(schema, Mapping):
             _refuse(path, "a schema must be an object")
-        node = {key: value for key, value in _texts(cast("object", schema), path).items() if key not in _ANNOTATIONS}
+        node = {key: value for key, value in _texts(cast("object", schema), path).items() if key not in ANNOTATIONS}
         if depth == 0:
             node = {key: value for key, value in node.items() if key not in ("$defs", "definitions")}
         if not node:

@@ -34,6 +34,10 @@ _BYTES_PER_TOKEN: Final = 3
 _TOKENS_PER_MESSAGE: Final = 8
 _EVENT_BYTES: Final = 128
 _LOGPROB_BYTES: Final = 96
+_FIRST_TURN: Final = 64
+"""Tokens of the shortest turn: so that new requests begin soon, even behind a long line."""
+_TURN_GROWTH: Final = 4
+"""A turn is so many times as long as all before it."""
 _SURPLUS_TOKENS: Final = 16
 """An end-of-turn token, a last flush of text; more than that is a child that does not stop."""
 
@@ -104,6 +108,8 @@ class Job:
         number: its id on the pipe of the child that has it; None: it waits.
         started: the child said that it began.
         stopping_since: trio time at which the child was told to stop it.
+        produced: tokens that came.
+        turn_began, turn_end: ``produced`` when it got its slot, and that from which on it gives way to others.
         over: set when nothing more will come and its slot is free.
     """
 
@@ -117,11 +123,28 @@ class Job:
     started: bool = False
     stopping_since: float | None = None
     produced: int = 0
+    turn_began: int = 0
+    turn_end: float = math.inf
     over: trio.Event = field(default_factory=trio.Event)
 
     @property
     def request_id(self) -> str:
         return self.request.request_id
+
+    @property
+    def turn_tokens(self) -> int:
+        """Length of its next turn: such that all that is fed again between turns is little beside what they make."""
+        return max(_FIRST_TURN, self.cost.prompt + _TURN_GROWTH * self.produced)
+
+    @property
+    def next_turn(self) -> Cost:
+        """What its next turn is expected to take: everything up to here is fed, then tokens are made."""
+        left = max(self.cost.output - self.produced, _FIRST_TURN if self.produced else 0)
+        return Cost(self.cost.prompt + self.produced, min(left, self.turn_tokens))
+
+    def begin_turn(self) -> None:
+        self.turn_began = self.produced
+        self.turn_end = self.produced + self.turn_tokens
 
     def accept(self, event: Event) -> bool:
         """Takes an event from the child.

@@ -93,7 +93,7 @@ def _reason(
     header: GgufHeader, chosen: int, ceiling: int, sizes: Sequence[int], room: int, gpus: Sequence[Device]
 ) -> str:
     if not gpus:
-        return "CPU: no GPU that this build of llama.cpp can use"
+        return "on the CPU (no usable GPU)"
     names = ", ".join(f"{gpu.name} ({_size(gpu.free)} free)" for gpu in gpus)
     if chosen == len(sizes) - 1:
         return f"all {header.n_layer} layers and the output on {names}: {_size(sizes[chosen])} of {_size(room)} usable"

@@ -14,6 +14,7 @@ import trio
 from gnusnode.contracts.generation import (
     ClassifyRequest,
     ClassifyResult,
+    ContextProfile,
     Delta,
     Done,
     EmbedRequest,
@@ -150,7 +151,11 @@ async def open_llama(
     if held := crashes.quarantine(spec.artifact_hash, now=trio.current_time()):
         raise EngineFailed(f"the model is in quarantine: {held[1]}", where=spec.model_name)
     dispatcher = Dispatcher(
-        spec.slots, limits.queue, stream_bytes=limits.stream_bytes, stream_events=limits.stream_events
+        spec.slots,
+        limits.queue,
+        stream_bytes=limits.stream_bytes,
+        stream_events=limits.stream_events,
+        turns=spec.profile is ContextProfile.THROUGHPUT and not spec.embeddings,
     )
     supervisor = Supervisor(
         spec,

@@ -2,8 +2,9 @@
 
 Among the waiting, the lower priority class goes first; a class that waits is lifted with time, so nobody starves.
 Within a class tenants take turns by the tokens that they have been given in proportion to their weight, so a tenant
-with a hundred requests slows down itself and not the one with one. What cannot be served within its deadline is refused
-when it comes, with the time after which trying again makes sense.
+with a hundred requests slows down itself and not the one with one. A slot is held for a turn: a long job that had its
+turn gives way to others that wait, new ones before those that had turns. What cannot be begun within its deadline is
+refused when it comes, with the time after which trying again makes sense.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ T = TypeVar("T")
 
 _MIN_RETRY: Final = 1.0
 _MAX_RETRY: Final = 300.0
+_BEHIND: Final = 10
+"""Priority classes by which a job that had a turn goes behind those that had none: as many as requests may name."""
 
 
 @dataclass(frozen=True)
@@ -30,6 +33,7 @@ class QueueLimits:
         running_per_tenant: slots that one tenant may hold; None: all.
         weights: shares of tenants that differ from 1.
         lift_after: seconds of waiting that lift a job by one priority class.
+        patience: seconds that a job waits before others have to end their turn for it.
     """
 
     waiting: int = 256
@@ -37,11 +41,12 @@ class QueueLimits:
     running_per_tenant: int | None = None
     weights: dict[str, float] = field(default_factory=dict[str, float])
     lift_after: float = 10.0
+    patience: float = 3.0
 
 
 @dataclass(frozen=True)
 class Cost:
-    """Tokens that a job is expected to take."""
+    """Tokens that a job is expected to take in its next turn."""
 
     prompt: int
     output: int
@@ -72,6 +77,7 @@ class Ticket(Generic[T]):
     priority: int
     cost: Cost
     since: float
+    had_turn: bool = False
 
 
 @dataclass(eq=False)
@@ -117,7 +123,7 @@ class FairQueue(Generic[T]):
             RateLimited: this tenant has too many waiting.
             Overloaded: the queue is full, or the work before this job takes longer than ``within``.
         """
-        ahead = rates.seconds(self._work_before(tenant, cost)) if len(self) >= self.free_slots else 0.0
+        ahead = rates.seconds(self._work_before(tenant, priority, cost)) if len(self) >= self.free_slots else 0.0
         retry = min(max(ahead / 2, _MIN_RETRY), _MAX_RETRY)
         state = self._tenants.get(tenant) or _Tenant[T]()
         if state.count() >= self._limits.waiting_per_tenant:
@@ -152,17 +158,34 @@ class FairQueue(Generic[T]):
         self._running[id(ticket)] = ticket
         return ticket
 
-    def release(self, ticket: Ticket[T]) -> None:
-        """Frees the slot of a job, or takes it out of the line. Doing so twice does nothing."""
+    def release(self, ticket: Ticket[T], made: int | None = None) -> None:
+        """Frees the slot of a job, or takes it out of the line. Doing so twice does nothing.
+
+        Args:
+            made: output tokens of this turn; None: as many as expected.
+        """
         state = self._tenants.get(ticket.tenant)
         if state is None:
             return
-        if self._running.pop(id(ticket), None) is not None:
-            state.running -= 1
+        if id(ticket) in self._running:
+            self._leave_slot(state, ticket, made)
         elif ticket in state.waiting.get(ticket.priority, ()):
             self._leave_line(state, ticket)
         if not state.running and not state.waiting:
             del self._tenants[ticket.tenant]
+
+    def is_pressed(self, now: float) -> bool:
+        """Whether somebody who may have a slot has lost patience."""
+        return any(now - head[2] >= self._limits.patience for head in self._heads(now))
+
+    def end_turn(self, ticket: Ticket[T], made: int, following: Cost, now: float) -> Ticket[T]:
+        """Lets a job that held a slot and ``made`` tokens wait for its next turn, behind those that had none."""
+        behind = ticket.priority if ticket.had_turn else ticket.priority + _BEHIND
+        later = Ticket(ticket.item, ticket.tenant, behind, following, now, had_turn=True)
+        state = self._tenants[ticket.tenant]
+        self._leave_slot(state, ticket, made)
+        state.waiting.setdefault(behind, deque()).append(later)
+        return later
 
     def put_back(self, ticket: Ticket[T]) -> None:
         """Lets a job that held a slot wait again, as the first of its line."""
@@ -183,6 +206,13 @@ class FairQueue(Generic[T]):
                 lifted = int((now - line[0].since) / self._limits.lift_after)
                 yield max(0, priority - lifted), state.served, line[0].since, line[0]
 
+    def _leave_slot(self, state: _Tenant[T], ticket: Ticket[T], made: int | None) -> None:
+        """Ends a turn: the tenant was charged for what was expected and now is for what was made."""
+        del self._running[id(ticket)]
+        state.running -= 1
+        if made is not None:
+            state.served += (made - ticket.cost.output) / self._weight(ticket.tenant)
+
     def _leave_line(self, state: _Tenant[T], ticket: Ticket[T]) -> None:
         line = state.waiting[ticket.priority]
         line.remove(ticket)
@@ -192,11 +222,14 @@ class FairQueue(Generic[T]):
     def _weight(self, tenant: str) -> float:
         return self._limits.weights.get(tenant, 1.0)
 
-    def _work_before(self, tenant: str, cost: Cost) -> Cost:
-        """What is done before a new job of ``tenant``: half of what runs, on average, all that this tenant has waiting,
-        and of every other tenant's line as much as goes first while tenants take turns."""
+    def _work_before(self, tenant: str, priority: int, cost: Cost) -> Cost:
+        """What is done before a new job of ``tenant``: half of what runs, on average, all that this tenant has waiting
+        in its class or a lower one, and of every other tenant's lines as much as goes first while tenants alternate."""
         running = sum(ticket.cost.output for ticket in self._running.values()) / 2
-        lines = {name: _total(state.waiting.values()) for name, state in self._tenants.items()}
+        lines = {
+            name: _total(line for level, line in state.waiting.items() if level <= priority)
+            for name, state in self._tenants.items()
+        }
         own = lines.pop(tenant, Cost(0, 0))
         turn = (own.tokens + cost.tokens) / self._weight(tenant)
         prompt, output = float(own.prompt), own.output + running

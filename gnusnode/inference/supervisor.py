@@ -282,7 +282,8 @@ class Supervisor:
         try:
             match frame.get("ev"):
                 case "pong":
-                    self._dispatcher.rates = Rates(float(frame["prefill_rate"]), float(frame["decode_rate"]))
+                    rates = Rates(float(frame["prefill_rate"]), float(frame["decode_rate"]))
+                    self._dispatcher.told(rates, without_room=max(0, int(frame["queued"])))
                     self.rss_bytes = int(frame["rss"])
                 case "log":
                     self._log(str(frame["level"])[:16], str(frame["text"])[:_MAX_LOG])

@@ -18,7 +18,8 @@ from pydantic import ValidationError
 from gnusnode.contracts.generation import MAX_LABELS, ClassifyRequest, GenerateRequest, Message, Prompt
 from gnusnode.contracts.services import ToolSpec
 from gnusnode.contracts.tools import ToolProposal
-from gnusnode.errors import RequestError, UnsupportedField
+from gnusnode.errors import RequestError, SchemaRefused, UnsupportedField
+from gnusnode.inference.grammar import ANNOTATIONS, compile_schema
 
 NONE_LABEL: Final = "none"
 MAX_ARGUMENT_TOKENS: Final = 1024
@@ -37,7 +38,17 @@ def offered(tools: Sequence[ToolSpec], tool_choice: str) -> tuple[ToolSpec, ...]
 
     Raises:
         RequestError: it names a tool that is not offered, or asks for one where none is.
+        SchemaRefused: the parameters of one that may be proposed cannot be generated.
     """
+    chosen = _chosen(tools, tool_choice)
+    names = {tool.name for tool in chosen}
+    for place, tool in enumerate(tools):
+        if tool.name in names:
+            _check_parameters(place, tool)
+    return chosen
+
+
+def _chosen(tools: Sequence[ToolSpec], tool_choice: str) -> tuple[ToolSpec, ...]:
     if tool_choice == "none":
         return ()
     if tool_choice == "auto":
@@ -52,6 +63,28 @@ def offered(tools: Sequence[ToolSpec], tool_choice: str) -> tuple[ToolSpec, ...]
             hint="offer it in tools, or use auto, none, required or the name of an offered tool",
         )
     return named
+
+
+def _check_parameters(place: int, tool: ToolSpec) -> None:
+    """Refuses before the first token what would fail, or be left out in silence, once the tool is picked."""
+    schema: dict[str, Any] = tool.parameters
+    reason, where = "", "json_schema"
+    try:
+        compile_schema(schema)
+    except SchemaRefused as error:
+        reason, where = error.what.partition(": ")[2], error.param or where
+    kinds = schema.get("type", "object")
+    if not reason and (
+        schema.keys() & {"enum", "const"} or "object" not in ([kinds] if isinstance(kinds, str) else kinds)
+    ):
+        reason = "arguments are an object"
+    if reason:
+        raise SchemaRefused(
+            f"the parameters of the tool {tool.name!r} are not supported: {reason}",
+            where=where.replace("json_schema", "parameters", 1),
+            param=f"tools.{place}.function.parameters",
+            hint="see the documentation for the supported part of JSON Schema",
+        )
 
 
 def messages_of(request: GenerateRequest) -> tuple[Message, ...]:
@@ -141,9 +174,10 @@ def proposal(tool: ToolSpec, text: str, reason: str) -> ToolProposal | None:
 
 
 def takes_no_arguments(tool: ToolSpec) -> bool:
-    """Whether the tool's schema leaves nothing to fill in."""
+    """Whether the tool's schema leaves nothing to fill in: there is none, or it is an object without properties."""
     schema: dict[str, Any] = tool.parameters
-    return not schema or (schema.get("type", "object") == "object" and not schema.get("properties"))
+    asks = schema.keys() - ANNOTATIONS - {"$defs", "definitions"}
+    return not asks or (schema.get("type") == "object" and not schema.get("properties"))
 
 
 def _asked(messages: Sequence[Message]) -> str:

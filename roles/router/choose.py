@@ -203,10 +203,13 @@ def expected_seconds(engine: EngineInfo, request: TaskRequest, *, warm: bool) ->
     decode = engine.decode_rate or _UNMEASURED_RATE
     prefill = engine.prefill_rate or 4 * decode
     ahead = engine.queued + (0 if engine.free_slots else 1)
-    wait = ahead * _TYPICAL_ANSWER / decode / max(1, engine.slots)
+    wait = ahead * _TYPICAL_ANSWER / decode
     prompt = 0.0 if warm else _prompt_tokens(request) / prefill
     until_ready = _SECONDS_UNTIL_READY.get(engine.state, 0.0)
-    return until_ready + wait + prompt + min(request.generation.max_tokens, _TYPICAL_ANSWER) / decode
+    # The rate is that of the whole engine: the streams that run share it with this one.
+    streams = max(1, min(engine.slots - engine.free_slots + 1, engine.slots))
+    answer = min(request.generation.max_tokens, _TYPICAL_ANSWER) * streams / decode
+    return until_ready + wait + prompt + answer
 
 
 def _prompt_tokens(request: TaskRequest) -> float:

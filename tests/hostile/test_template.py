@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from gnusnode.contracts.generation import Prompt
 from gnusnode.errors import ModelInvalid, RequestError
+from gnusnode.inference.child import template
 from gnusnode.inference.child.template import MAX_RENDERED, HelperGone, TemplateRenderer
+from sandbox import linux
 from tests.child_driver import child
 
 VALUES: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}], "bos_token": "<s>"}
@@ -84,6 +92,67 @@ def test_a_helper_that_is_gone_is_noticed() -> None:
     gone.close()
     with pytest.raises(HelperGone):
         gone.render("x", {})
+
+
+def helper_of(renderer: TemplateRenderer) -> dict[str, str]:
+    lines = Path(f"/proc/{renderer.pid}/status").read_text().splitlines()
+    return {name: value.strip() for name, _, value in (line.partition(":") for line in lines)}
+
+
+@pytest.mark.skipif(not linux.IS_LINUX, reason="the controls are Linux's own")
+def test_the_helper_has_given_up_what_it_does_not_need_before_it_reads(renderer: TemplateRenderer) -> None:
+    assert renderer.render("{{ messages[0].content }}", VALUES) == "hi"
+    status = helper_of(renderer)
+    assert (status["NoNewPrivs"], status["Seccomp"], status["CapEff"]) == ("1", "2", "0" * 16)
+    assert os.readlink(f"/proc/{renderer.pid}/ns/net") != os.readlink("/proc/self/ns/net")
+
+
+@pytest.mark.skipif(not linux.IS_LINUX, reason="the controls are Linux's own")
+def test_a_rendering_that_broke_out_of_python_starts_reaches_and_signals_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def broken_out(_template: str, _values: dict[str, Any]) -> str:
+        attempts: dict[str, Callable[[], object]] = {
+            "fork": os.fork,
+            "socket": socket.socket,
+            "signal the helper": lambda: os.kill(os.getppid(), 0),
+            "signal the engine": lambda: os.kill(engine, 0),
+            "run": lambda: os.execv("/bin/true", ["true"]),
+            "read": lambda: os.open("/etc/passwd", os.O_RDONLY),
+        }
+        succeeded: list[str] = []
+        for name, attempt in attempts.items():
+            with suppress(PermissionError):
+                attempt()
+                succeeded.append(name)
+        return f"{len(attempts)} tried, done: {succeeded}"
+
+    engine = os.getpid()
+    monkeypatch.setattr(template, "render_here", broken_out)
+    renderer = TemplateRenderer()
+    try:
+        assert renderer.render("", {}) == "6 tried, done: []"
+    finally:
+        renderer.close()
+
+
+def test_a_rendering_that_only_waits_is_given_up_and_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    def waits(text: str, _values: dict[str, Any]) -> str:
+        if text:
+            threading.Event().wait()
+        return "next"
+
+    monkeypatch.setattr(template, "render_here", waits)
+    monkeypatch.setattr(template, "_PATIENCE", 0.2)
+    renderer = TemplateRenderer()
+    try:
+        with pytest.raises(ModelInvalid, match="took longer"):
+            renderer.render("wait", {})
+        _, alive = psutil.wait_procs(psutil.Process(renderer.pid).children(), timeout=30)
+        assert not alive
+        assert renderer.render("", {}) == "next"
+    finally:
+        renderer.close()
 
 
 @pytest.mark.model

@@ -57,7 +57,7 @@ def test_generation_stops_when_the_client_leaves_during_a_long_prompt(node: Node
 def test_fifty_clients_that_never_read_cost_little_memory_and_nobody_elses_answer(node: NodeProcess) -> None:
     with unharmed(node):
         before = resident_bytes(node.process.pid)
-        stuck = [Stream(node, max_tokens=40) for _ in range(STUCK)]
+        stuck = [Stream(node, max_tokens=2048) for _ in range(STUCK)]
         eventually(lambda: is_busy(node), "they are served")
         assert node.ask()["choices"]
         assert resident_bytes(node.process.pid) - before < GROWTH

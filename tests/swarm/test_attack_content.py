@@ -149,7 +149,6 @@ FIELDS: dict[str, dict[str, Any]] = {
     "an answer longer than any context": {"max_tokens": 999_999},
     "an answer of 10^18": {"max_tokens": 10**18},
     "a million choices": {"n": 10**6},
-    "more choices than tokens": {"n": 8, "max_tokens": 4},
     "a hundred thousand stops": {"stop": ["a"] * 100_000},
     "a long stop": {"stop": ["a" * 1_000_000]},
     "an empty stop": {"stop": [""]},
@@ -173,14 +172,44 @@ def test_fields_out_of_bounds_are_refused_in_the_envelope(node: NodeProcess, str
             assert is_envelope(answer), (name, answer)
 
 
-@pytest.mark.xfail(strict=True, reason="the API builds its task from texts that it has not bounded: 500")
 @pytest.mark.parametrize("role", ["user", "assistant"])
 def test_more_than_a_million_characters_are_refused_in_the_envelope(node: NodeProcess, role: str) -> None:
     long = "a b " * 260_000
     calls = [{"id": "x", "function": {"name": "f", "arguments": long}}]
     said = {"role": role, "content": long} if role == "user" else {"role": role, "tool_calls": calls}
     status, answer = post(node, chat(messages=[*HI, said]))
-    assert 400 <= status < 500, answer
+    assert (status, answer["error"]["param"]) == (400, "messages.1.content"), answer
+
+
+@pytest.mark.parametrize("letter", ["a ", "é"], ids=["ASCII", "two bytes each"])
+def test_messages_that_only_together_are_too_long_are_refused_too(node: NodeProcess, letter: str) -> None:
+    messages = [{"role": "user", "content": (letter * 990_000)[:990_000]}] * 4
+    with unharmed(node):
+        status, answer = post(node, json.dumps(chat(messages=messages), ensure_ascii=False).encode())
+        assert (status, answer["error"]["code"]) == (400, "context_length_exceeded"), answer
+        assert is_envelope(answer)
+
+
+WHOLE_SCHEMAS: dict[str, Any] = {
+    "a reference to elsewhere": {"$ref": "http://127.0.0.1:9/schema.json"},
+    "one of": {"oneOf": [{"type": "object"}]},
+    "conditions": {"type": "object", "if": {}, "then": {}},
+    "a text": {"type": "string"},
+    "a number of a hundred digits": {"type": "object", "properties": {"a": {"const": 10**100}}},
+}
+
+
+def test_a_tool_whose_arguments_cannot_be_generated_is_refused_even_if_it_would_not_be_called(
+    node: NodeProcess,
+) -> None:
+    plain = {"type": "function", "function": {"name": "plain"}}
+    with unharmed(node):
+        for name, schema in WHOLE_SCHEMAS.items():
+            tool = {"type": "function", "function": {"name": "f", "parameters": schema}}
+            for choice in ("auto", "required"):
+                status, answer = post(node, chat(tools=[plain, tool], tool_choice=choice))
+                assert (status, answer["error"]["code"]) == (400, "invalid_json_schema"), (name, answer)
+                assert answer["error"]["param"] == "tools.1.function.parameters", (name, answer)
 
 
 def test_every_corner_of_the_sampler_answers(node: NodeProcess) -> None:
@@ -191,6 +220,7 @@ def test_every_corner_of_the_sampler_answers(node: NodeProcess) -> None:
         {"stop": ["\0", "\n" * 256, "🎉", "<|im_end|>"]},
         {"messages": [{"role": "user", "content": ""}]},
         {"messages": [{"role": "user", "content": "a\0b"}]},
+        {"n": 8},
         {"seed": 2**63 - 1},
         {"seed": -(2**63)},
     ]

@@ -69,12 +69,12 @@ def test_an_engine_keeps_nothing_of_the_node_but_its_pipes(node: NodeProcess) ->
         assert all(name.startswith("pipe:") or name == "/dev/null" for name in opened), opened
 
 
-@pytest.mark.xfail(
-    strict=True, reason="the template helper parses an engine's frames with all of the node's privileges"
-)
 def test_what_an_engine_starts_is_as_confined_as_itself(node: NodeProcess) -> None:
     (child,) = node.children()
-    for pid in descendants(child):
+    below = descendants(child)
+    assert below
+    for pid in below:
+        assert status_of(pid)["Seccomp"] == "2"
         assert status_of(pid)["NoNewPrivs"] == "1"
         assert status_of(pid)["CapEff"] == "0000000000000000"
         assert os.readlink(f"/proc/{pid}/ns/net") != os.readlink("/proc/self/ns/net")

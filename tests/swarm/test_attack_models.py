@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import http.client
 import json
 from pathlib import Path
 
@@ -10,8 +11,8 @@ import pytest
 
 from tests.fakes.ggufs import STRING, GgufMaker, value
 from tests.hostile.test_gguf_hostile import CASES
-from tests.swarm.attacks import GENERATOR_ONLY, Stream, chat, eventually, is_envelope, metric, post, readiness
-from tests.swarm.harness import gnusnode, running
+from tests.swarm.attacks import GENERATOR_ONLY, PATIENCE, Stream, chat, eventually, is_envelope, metric, post, readiness
+from tests.swarm.harness import NodeProcess, gnusnode, running
 
 KINDS = sorted(CASES)
 
@@ -82,8 +83,42 @@ def test_planted_files_are_never_loaded_and_the_node_says_why(tmp_path: Path) ->
         assert node.get("/healthz")[0] == 200
 
 
-PROMPT_SECONDS = 4.0
-"""A hostile template is given up after 1.5 s; the rest is for a busy machine."""
+def is_told_to_come_again(node: NodeProcess) -> bool:
+    """Asks; whether the answer was a refusal, which must be 503 with a reason and a time. False: it was answered."""
+    connection = http.client.HTTPConnection(*node.address, timeout=PATIENCE)
+    connection.request("POST", "/v1/chat/completions", json.dumps(chat()), {"Content-Type": "application/json"})
+    response = connection.getresponse()
+    body = json.loads(response.read())
+    connection.close()
+    if response.status == 200:
+        return False
+    assert (response.status, body["error"]["code"]) == (503, "no_peers_available"), body
+    assert int(response.getheader("retry-after") or 0) > 0
+    assert "no model that answers is ready" in body["error"]["message"]
+    return True
+
+
+@pytest.mark.model
+def test_a_model_is_listed_once_it_takes_requests_and_until_then_they_are_told_when_to_come_again(
+    tmp_path: Path,
+) -> None:
+    with running(tmp_path / "home", env=GENERATOR_ONLY, ready=False) as node:
+        while not json.loads(node.get("/v1/models")[1])["data"]:
+            is_told_to_come_again(node)
+        # It may still be loading: a request waits for it.
+        assert not is_told_to_come_again(node)
+
+
+def test_a_node_whose_model_cannot_be_had_lists_none_and_tells_when_to_come_again(tmp_path: Path) -> None:
+    env = GENERATOR_ONLY | {"GNUSNODE_MODELS__DEFAULT": "no-such-model"}
+    with running(tmp_path / "home", env=env, ready=False) as node:
+        eventually(lambda: "no-such-model" in str(readiness(node)), "the model was looked for")
+        assert json.loads(node.get("/v1/models")[1])["data"] == []
+        assert is_told_to_come_again(node)
+
+
+PROMPT_SECONDS = 10.0
+"""A hostile template is given up after a second of CPU; the rest is for a busy machine."""
 
 TEMPLATES = {
     "loops": "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
@@ -112,7 +147,7 @@ def test_hostile_templates_fail_their_own_requests_while_other_streams_go_on(tmp
         stream = Stream(node, model="smollm2-135m").begin()
         for name in TEMPLATES:
             status, answer = post(node, chat(model=name), timeout=PROMPT_SECONDS)
-            assert status >= 400, answer
+            assert (status, answer["error"]["code"]) == (502, "model_invalid"), answer
             assert is_envelope(answer), answer
             assert "template" in answer["error"]["message"], answer
         assert b"[DONE]" in stream.rest()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import time
+import uuid
 from collections.abc import Iterator
 
 import pytest
@@ -250,3 +251,74 @@ def test_a_ping_is_answered_while_jobs_run(engine: Child) -> None:
     assert pong["active"] == 1
     assert pong["rss"] > 10_000_000
     engine.done(job)
+
+
+COLOURS = {"type": "array", "items": {"enum": ["red", "green", "blue"]}, "minItems": 130, "maxItems": 130}
+
+
+def starts(engine: Child, job: int) -> int:
+    return sum(frame["ev"] == "started" and frame["id"] == job for frame in engine.frames)
+
+
+def delivered(engine: Child, job: int) -> list[int]:
+    return [token for delta in engine.deltas(job) for token in delta["tokens"]]
+
+
+def test_a_paused_answer_is_quiet_and_then_goes_on_as_the_model_would(engine: Child) -> None:
+    job = engine.generate(STORY, max_tokens=60)
+    engine.wait_for(lambda f: f["ev"] == "step" and any(number == job for number, _ in f["deltas"]))
+    engine.send({"op": "pause", "id": job})
+    engine.done(engine.generate("Tell me about tea.", max_tokens=30))
+    before = delivered(engine, job)
+    engine.done(engine.generate("Tell me about bread.", max_tokens=10))
+    assert delivered(engine, job) == before
+    engine.send({"op": "resume", "id": job})
+    done = finished(engine, job)
+    assert len(before) < 60
+    assert delivered(engine, job) == list(done.tokens)
+    assert (starts(engine, job), done.usage.completion_tokens) == (1, 60)
+    assert done.timing.queue_ms > done.timing.prefill_ms  # the pause was longer than the prompt
+    prompt = list(engine.started(job)["prompt_tokens"])
+    fields = {"request_id": str(uuid.uuid4()), "prompt_tokens": prompt, "answer_tokens": list(done.tokens)}
+    assert max(engine.done(engine.submit("score", fields))["gaps"]) < 1.0
+
+
+def test_a_paused_answer_can_be_cancelled(engine: Child) -> None:
+    job = engine.generate(STORY, max_tokens=800)
+    engine.started(job)
+    engine.send({"op": "pause", "id": job}, {"op": "cancel", "id": job}, {"op": "resume", "id": job})
+    assert engine.end_of(job)["error"]["code"] == "cancelled"
+
+
+def test_answers_that_outgrow_the_cache_are_interrupted_and_still_whole() -> None:
+    with child(slots=3, n_ctx=1024) as engine:
+        jobs = [
+            engine.generate(
+                f"Name colours, {what}.",
+                max_tokens=800,
+                json_schema=COLOURS,
+                sampling={"temperature": 1.0, "seed": seed},
+            )
+            for seed, what in enumerate(("please", "as many as you can", "bright ones"), 1)
+        ]
+        for job in jobs:
+            done = finished(engine, job)
+            assert len(json.loads(engine.text(job))) == 130
+            assert delivered(engine, job) == list(done.tokens)
+            assert starts(engine, job) == 1
+        steps = [{number for number, _ in frame["deltas"]} for frame in engine.frames if frame["ev"] == "step"]
+        last = [jobs[-1] in step for step in steps]
+        span = last[last.index(True) : len(last) - last[::-1].index(True)]
+        assert span.count(False) > 5  # others went on meanwhile
+
+
+def test_two_long_answers_leave_a_short_one_its_place() -> None:
+    with child(slots=4, n_ctx=1024) as engine:
+        endless = {"type": "array", "items": {"type": "integer"}, "minItems": 256}
+        long = [engine.generate(f"Count from {n}.", max_tokens=900, json_schema=endless) for n in (1, 2)]
+        for job in long:
+            engine.started(job)
+        assert finished(engine, engine.generate("Say A.", max_tokens=4)).usage.completion_tokens > 0
+        for job in long:
+            engine.send({"op": "cancel", "id": job})
+            assert engine.end_of(job)["error"]["code"] == "cancelled"

@@ -2,46 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
-
 import numpy as np
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from gnusnode.inference.child.kv import KvCache, Lease
-
-
-class CellMemory:
-    """What llama.cpp does: a cell holds a token at a position for a set of sequences."""
-
-    def __init__(self) -> None:
-        self.sequences: dict[int, dict[int, int]] = {}
-        self.contents: dict[int, int] = {}
-        self._names = itertools.count()
-
-    def write(self, seq: int, position: int, token: int) -> None:
-        cell = next(self._names)
-        self.sequences.setdefault(seq, {})[position] = cell
-        self.contents[cell] = token
-
-    def remove(self, seq: int, start: int = 0) -> bool:
-        held = self.sequences.get(seq, {})
-        self.sequences[seq] = {position: cell for position, cell in held.items() if position < start}
-        return True
-
-    def copy(self, source: int, target: int, length: int) -> None:
-        assert not self.sequences.get(target), "the target of a copy must be empty"
-        held = self.sequences[source]
-        self.sequences[target] = {position: held[position] for position in range(length)}
-
-    @property
-    def used(self) -> int:
-        return len({cell for held in self.sequences.values() for cell in held.values()})
-
-    def tokens(self, seq: int) -> list[int]:
-        held = self.sequences.get(seq, {})
-        return [self.contents[held[position]] for position in range(len(held))]
+from tests.fakes.cells import CellMemory
 
 
 def cache(cells: int = 100, *, slots: int = 4, kept: int = 4) -> tuple[KvCache, CellMemory]:
@@ -151,6 +118,25 @@ def test_the_same_text_is_kept_once() -> None:
     assert memory.used == 30
 
 
+def test_a_lease_grows_at_the_cost_of_kept_prefixes_and_then_not_at_all() -> None:
+    kv, memory = cache(100)
+    serve(kv, memory, list(range(20)), 20)
+    lease = kv.acquire(list(range(50, 60)), 30)
+    assert lease is not None
+    assert kv.grow(lease, 64)
+    assert (len(lease.cells), kv.free_cells, memory.used) == (94, 6, 0)
+    assert kv.grow(lease, 64)
+    assert len(np.unique(lease.cells)) == 100
+    assert not kv.grow(lease, 64)
+
+
+def test_spare_cells_are_left_for_others() -> None:
+    kv, _ = cache(100)
+    assert kv.acquire(list(range(10)), 60, spare=41) is None
+    assert kv.acquire(list(range(10)), 60, spare=40) is not None
+    assert kv.free_cells == 40
+
+
 class KvMachine(RuleBasedStateMachine):
     """Random jobs with common beginnings: the count of free cells is right, and no sequence holds foreign tokens."""
 
@@ -176,6 +162,14 @@ class KvMachine(RuleBasedStateMachine):
         while len(tokens) < len(lease.tokens) + answer and lease.fed == len(tokens):
             tokens.append(5000 + len(tokens))
         feed(self.memory, lease, tokens, min(len(tokens), lease.fed + step))
+
+    @precondition(lambda self: self.jobs)
+    @rule(which=st.integers(0, 2), count=st.integers(1, 30))
+    def grow(self, which: int, count: int) -> None:
+        lease, tokens, answer = self.jobs[which % len(self.jobs)]
+        before = len(lease.cells)
+        assert self.kv.grow(lease, count) == (len(lease.cells) > before)
+        self.jobs[which % len(self.jobs)] = lease, tokens, answer + len(lease.cells) - before
 
     @precondition(lambda self: self.jobs)
     @rule(which=st.integers(0, 2))

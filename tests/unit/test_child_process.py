@@ -172,7 +172,7 @@ def test_a_context_that_does_not_fit_memory_is_an_engine_failure() -> None:
 def test_a_loaded_child_says_how_it_is_confined() -> None:
     with child() as engine:
         assert "confined" in engine.info["reason"]
-        assert "1 threads (as configured)" in engine.info["reason"]
+        assert "1 thread (as configured)" in engine.info["reason"]
 
 
 @pytest.mark.model

@@ -162,6 +162,51 @@ def test_an_idle_engine_refuses_nothing_for_time() -> None:
     assert drain(queue) == ["huge"]
 
 
+def test_a_job_that_had_a_turn_goes_behind_new_ones_of_any_class_until_it_waited_long() -> None:
+    queue = FairQueue[str](1, QueueLimits(lift_after=10.0))
+    offer(queue, "long")
+    ticket = queue.take(0.0)
+    assert ticket is not None
+    queue.end_turn(ticket, 64, Cost(74, 64), 0.0)
+    offer(queue, "new", priority=9, now=1.0)
+    assert drain(queue, 1.0) == ["new", "long"]
+
+
+def test_tenants_are_charged_for_what_they_were_given() -> None:
+    queue = FairQueue[str](2)
+    for index in range(2):
+        offer(queue, f"brief{index}", tenant="brief")
+        offer(queue, f"wordy{index}", tenant="wordy")
+    brief, wordy = queue.take(0.0), queue.take(0.0)
+    assert brief is not None
+    assert wordy is not None
+    queue.release(wordy, 100)
+    queue.release(brief, 5)
+    assert drain(queue) == ["brief1", "wordy1"]
+
+
+def test_only_what_comes_first_counts_as_work_before_a_request() -> None:
+    queue = FairQueue[str](1)
+    rates = Rates(prefill=10, decode=10)
+    offer(queue, "running")
+    queue.take(0.0)
+    offer(queue, "background", priority=9, tokens=10_000)
+    offer(queue, "urgent", priority=5, within=1.0, rates=rates)
+    with pytest.raises(Overloaded):
+        offer(queue, "later", priority=9, within=60.0, rates=rates)
+
+
+def test_patience_is_lost_by_those_only_who_may_have_a_slot() -> None:
+    queue = FairQueue[str](2, QueueLimits(patience=3.0, running_per_tenant=1))
+    for index in range(2):
+        offer(queue, f"a{index}")
+    queue.take(0.0)
+    assert not queue.is_pressed(100.0)
+    offer(queue, "b", tenant="b", now=100.0)
+    assert not queue.is_pressed(102.9)
+    assert queue.is_pressed(103.0)
+
+
 @given(
     st.lists(
         st.one_of(
@@ -169,6 +214,7 @@ def test_an_idle_engine_refuses_nothing_for_time() -> None:
             st.tuples(st.just("take")),
             st.tuples(st.just("release"), st.integers(0, 20)),
             st.tuples(st.just("put back"), st.integers(0, 20)),
+            st.tuples(st.just("end turn"), st.integers(0, 20)),
         ),
         max_size=60,
     )
@@ -194,6 +240,8 @@ def test_no_job_is_lost_or_served_twice_whatever_happens(steps: list[tuple]) -> 
                 finished.append(ticket.item)
             case ("put back", index) if index < len(running):
                 queue.put_back(running.pop(index))
+            case ("end turn", index) if index < len(running):
+                queue.end_turn(running.pop(index), 7, Cost(5, 64), now)
             case _:
                 pass
         assert len(running) <= 3

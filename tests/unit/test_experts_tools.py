@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 
 from gnusnode.contracts.generation import MAX_LABELS, GenerateRequest, Message, Prompt
 from gnusnode.contracts.services import ToolSpec
-from gnusnode.errors import RequestError, UnsupportedField
+from gnusnode.errors import RequestError, SchemaRefused, UnsupportedField
 from roles.answers import MAX_ANSWER, packaged
 from roles.experts import tools
 from roles.experts.confidence import confidence
@@ -143,8 +144,74 @@ def test_no_text_makes_the_parser_of_arguments_fail(text: str):
 
 def test_a_tool_without_parameters_needs_no_generation():
     assert tools.takes_no_arguments(TIME)
-    assert tools.takes_no_arguments(ToolSpec(name="x", parameters={"type": "object", "properties": {}}))
     assert not tools.takes_no_arguments(WEATHER)
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        {},
+        {"type": "object"},
+        {"type": "object", "properties": {}, "required": []},
+        {"$schema": "https://json-schema.org/draft/2020-12/schema", "type": "object", "additionalProperties": False},
+        {"title": "Arguments", "description": "none", "$defs": {}},
+    ],
+)
+def test_a_schema_that_asks_for_nothing_is_offered_and_needs_no_generation(parameters: dict[str, Any]):
+    tool = ToolSpec(name="x", parameters=parameters)
+    assert tools.offered((tool,), "auto") == (tool,)
+    assert tools.takes_no_arguments(tool)
+
+
+CITY: dict[str, Any] = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        {"$ref": "#/$defs/City", "$defs": {"City": CITY}},
+        {"anyOf": [CITY, {"type": "object", "properties": {"place": {"type": "string"}}}]},
+        {"type": ["object", "null"], "properties": {"city": {"type": "string"}}},
+    ],
+)
+def test_a_schema_that_asks_by_reference_or_choice_needs_a_generation(parameters: dict[str, Any]):
+    tool = ToolSpec(name="x", parameters=parameters)
+    assert tools.offered((tool,), "auto") == (tool,)
+    assert not tools.takes_no_arguments(tool)
+
+
+REFUSED: dict[str, dict[str, Any]] = {
+    "a reference to elsewhere": {"$ref": "https://example.org/city.json"},
+    "a reference to itself": {"$ref": "#/$defs/A", "$defs": {"A": {"$ref": "#/$defs/A"}}},
+    "all of": {"allOf": [CITY]},
+    "one of": {"oneOf": [CITY]},
+    "conditions": {"type": "object", "if": CITY, "then": CITY},
+    "names by pattern": {"type": "object", "patternProperties": {"^a": {"type": "string"}}},
+    "any further names": {"type": "object", "additionalProperties": True},
+    "names that are required only": {"type": "object", "required": ["city"]},
+    "a pattern": {"type": "object", "properties": {"city": {"type": "string", "pattern": "^a"}}},
+    "no type": {"properties": {"city": {"type": "string"}}},
+    "properties that are a list": {"type": "object", "properties": []},
+    "a text": {"type": "string"},
+    "a list": {"type": "array"},
+    "one of two values": {"enum": ["a", "b"]},
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_schema_that_cannot_be_generated_is_refused_by_place(name: str):
+    given = (TIME, ToolSpec(name="x", parameters=REFUSED[name]))
+    for choice in ("auto", "required", "x"):
+        with pytest.raises(SchemaRefused) as refused:
+            tools.offered(given, choice)
+        assert refused.value.param == "tools.1.function.parameters"
+        assert "'x'" in refused.value.what
+
+
+def test_a_tool_that_is_not_to_be_proposed_may_have_any_schema():
+    given = (TIME, ToolSpec(name="x", parameters={"allOf": []}))
+    assert tools.offered(given, "get_time") == (TIME,)
+    assert tools.offered(given, "none") == ()
 
 
 @pytest.mark.requirement("G-EX-1")

@@ -44,6 +44,13 @@ def test_queue_and_measured_rate_decide_between_equals():
     assert order(busy, slow, fast) == ["fast", "slow", "busy"]
 
 
+def test_streams_that_run_share_the_rate_of_their_engine():
+    idle = card("idle", slots=8, free_slots=8, decode_rate=50.0)
+    shared, nearly_idle = (card("fast", slots=8, free_slots=free, decode_rate=200.0) for free in (3, 7))
+    assert order(shared, idle) == ["idle", "fast"]
+    assert order(nearly_idle, idle) == ["fast", "idle"]
+
+
 def test_an_expert_that_just_failed_goes_last_however_fast_it_is():
     intent = classify("hello")
     cards = (card("broken", decode_rate=9000.0), card("slow", decode_rate=5.0))

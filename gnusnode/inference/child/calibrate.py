@@ -19,7 +19,7 @@ _TIE: Final = 1.1
 
 @dataclass(frozen=True)
 class Speed:
-    """Tokens per second, wall clock, of one stream."""
+    """Tokens per second, wall clock, of all streams together. Measured with one, then as many as run."""
 
     prefill: float
     decode: float
@@ -29,6 +29,11 @@ def physical_cores() -> int:
     """Cores this process may use; hyper-threads of one core count once, as they share its vector units."""
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, min(allowed, psutil.cpu_count(logical=False) or allowed))
+
+
+def counted(count: int, thing: str) -> str:
+    """``1 core``, ``2 cores``."""
+    return f"{count} {thing}" if count == 1 else f"{count} {thing}s"
 
 
 def choose_threads(context: Context, asked: int, cores: int) -> tuple[int, Speed]:

@@ -59,13 +59,13 @@ class Outbox:
         self._after.append(pack({"ev": "error", "id": job, "error": error.to_wire()}))
         self._unspoken.discard(-1 if job is None else job)
 
-    def flush(self) -> None:
-        """Write what is due: starts, then tokens, then ends. Call it after every step.
+    def flush(self, *, everything: bool = False) -> None:
+        """Write what is due, or all there is: starts, then tokens, then ends. Call it after every step.
 
         Raises:
             OSError: the parent is gone.
         """
-        due = self._before or self._after or self._urgent
+        due = self._before or self._after or self._urgent or everything
         if not due and (not self._deltas or time.perf_counter() - self._written < _GATHER_SECONDS):
             return
         parts = self._before

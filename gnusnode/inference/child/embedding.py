@@ -11,7 +11,7 @@ import psutil
 
 from gnusnode.contracts.generation import EmbedRequest, EmbedResult, EngineState
 from gnusnode.errors import Cancelled, ContextTooLong, EngineFailed, RequestError
-from gnusnode.inference.child.calibrate import physical_cores
+from gnusnode.inference.child.calibrate import counted, physical_cores
 from gnusnode.inference.child.channel import Outbox
 from gnusnode.inference.child.intake import Request
 from gnusnode.inference.child.model import Model
@@ -47,7 +47,7 @@ class EmbeddingEngine:
         self._batch = Batch(self._limit)
         self._jobs: deque[_Embedding] = deque()
         self._rate = self._measure()
-        self.choice = f"{self._threads} threads, {spec.gpu_layers or 'no'} layers on a GPU"
+        self.choice = counted(self._threads, "thread")
 
     def prepare(self, request: Request) -> None:
         """Nothing of an embedding can be done ahead."""
@@ -76,6 +76,12 @@ class EmbeddingEngine:
                 self._jobs.remove(job)
                 self._outbox.error(number, Cancelled("the caller left"))
                 return
+
+    def pause(self, number: int) -> None:
+        """Nothing: a job here is over in a few steps."""
+
+    def resume(self, number: int) -> None:
+        """Nothing, as for ``pause``."""
 
     def step(self) -> bool:
         """Embed one batch; whether work is left."""

@@ -19,7 +19,7 @@ from gnusnode.contracts.generation import (
 )
 from gnusnode.errors import RequestError
 from gnusnode.inference import grammar
-from gnusnode.inference.child.calibrate import batching_is_exact, choose_threads, physical_cores
+from gnusnode.inference.child.calibrate import batching_is_exact, choose_threads, counted, physical_cores
 from gnusnode.inference.child.channel import Outbox
 from gnusnode.inference.child.generation import GenerateJob
 from gnusnode.inference.child.intake import Request
@@ -52,8 +52,8 @@ class GenerationEngine:
         self._context = model.open_context(sequences=sequences)
         cores = physical_cores()
         self._threads, speed = choose_threads(self._context, spec.threads, cores)
-        how = "as configured" if spec.threads else f"measured, of {cores} cores"
-        self.choice = f"{self._threads} threads ({how}), {spec.gpu_layers or 'no'} layers on a GPU"
+        how = "as configured" if spec.threads else f"measured, of {counted(cores, 'core')}"
+        self.choice = f"{counted(self._threads, 'thread')} ({how})"
         self._slots = slots if not canonical or slots == 1 or batching_is_exact(self._context) else 1
         cells = spec.n_ctx * slots if canonical else self._context.n_ctx
         self._limit = min(spec.n_ctx, model.n_ctx_train)
@@ -101,6 +101,12 @@ class GenerationEngine:
 
     def cancel(self, number: int) -> None:
         self.scheduler.cancel(number)
+
+    def pause(self, number: int) -> None:
+        self.scheduler.pause(number)
+
+    def resume(self, number: int) -> None:
+        self.scheduler.resume(number)
 
     def begin_step(self) -> None:
         """Cancels up to now are in the queue: what they aborted is over."""

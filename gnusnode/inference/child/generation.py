@@ -26,7 +26,10 @@ from gnusnode.inference.child.text import TextAssembler, printable
 
 
 class GenerateJob(Job):
-    """Streams an answer into the outbox. ``resume_tokens`` follow the prompt as if they had just been sampled."""
+    """Streams an answer into the outbox. ``resume_tokens`` follow the prompt as if they had just been sampled.
+
+    An interruption is a pause: what was sampled stays, and its time counts as time in the queue.
+    """
 
     def __init__(
         self,
@@ -41,6 +44,7 @@ class GenerateJob(Job):
         super().__init__(number, [*prompt, *request.resume_tokens], len(prompt) + request.max_tokens)
         self.prompt_length = len(prompt)
         self.stepwise = request.profile is ContextProfile.CANONICAL
+        self.elastic = not self.stepwise
         self._prompt = prompt
         self._request = request
         self._vocab = vocab
@@ -50,14 +54,26 @@ class GenerateJob(Job):
         self._text = TextAssembler(request.stop)
         self._logprob_sum = 0.0
         self._sampled = 0
-        self._started = self._first_token = 0.0
+        self._cached = 0
+        self._started = self._first_token = self._suspended = 0.0
 
     def admitted(self, lease: Lease) -> None:
         super().admitted(lease)
-        self._started = time.perf_counter()
-        started = Started(prompt_tokens=tuple(self._prompt), cached_tokens=min(lease.cached, len(self._prompt)))
+        now = time.perf_counter()
+        if self.interrupted:
+            pause = now - self._suspended
+            self._started += pause
+            self._first_token += pause if self._sampled else 0.0
+            return
+        self._started = now
+        self._cached = min(lease.cached, len(self._prompt))
+        started = Started(prompt_tokens=tuple(self._prompt), cached_tokens=self._cached)
         self._outbox.started(self.number, started.to_plain())
         self._replay_resumed()
+
+    def suspended(self) -> None:
+        super().suspended()
+        self._suspended = time.perf_counter()
 
     def take(self, row: Row, position: int) -> None:
         token = self._sampler.pick(row)
@@ -134,7 +150,7 @@ class GenerateJob(Job):
             usage=Usage(
                 prompt_tokens=len(self._prompt),
                 completion_tokens=len(output),
-                cached_tokens=min(self.lease.cached, len(self._prompt)) if self.lease else 0,
+                cached_tokens=self._cached,
             ),
             timing=Timing(
                 queue_ms=(self._started - self.submitted) * 1e3,

@@ -51,6 +51,16 @@ class Cancel:
 
 
 @dataclass(frozen=True)
+class Pause:
+    number: int
+
+
+@dataclass(frozen=True)
+class Resume:
+    number: int
+
+
+@dataclass(frozen=True)
 class Ping:
     number: int
 
@@ -62,7 +72,7 @@ class Quit:
     error: GnusError | None = None
 
 
-Command: TypeAlias = Submit | Refuse | Cancel | Ping | Quit
+Command: TypeAlias = Submit | Refuse | Cancel | Pause | Resume | Ping | Quit
 
 
 def parse(frame: dict[str, Any]) -> Command:
@@ -79,6 +89,10 @@ def parse(frame: dict[str, Any]) -> Command:
                 return Refuse(number, Unprocessable(describe(error)))
         case {"op": "cancel", "id": int(number)}:
             return Cancel(number)
+        case {"op": "pause", "id": int(number)}:
+            return Pause(number)
+        case {"op": "resume", "id": int(number)}:
+            return Resume(number)
         case {"op": "ping", "n": int(number)}:
             return Ping(number)
         case {"op": "quit"}:

@@ -26,6 +26,8 @@ class Job(ABC):
         tokens: everything to be fed, in order; a generation appends what it samples.
         prompt_length: how many of the first of them are the prompt.
         total: most tokens the sequence may ever hold.
+        elastic: it may begin with a part of the cells for ``total``, and grow.
+        interrupted: it gave its cells back and has to be fed again, up to where it was.
         stepwise: what follows the prompt is fed a token a step even where it is known, because a token that is fed in
             company of the next ones gets other bits.
         finished: nothing more will be fed; the scheduler takes the lease back.
@@ -37,6 +39,8 @@ class Job(ABC):
         self.prompt_length = len(tokens)
         self.total = total
         self.stepwise = False
+        self.elastic = False
+        self.interrupted = False
         self.lease: Lease | None = None
         self.finished = False
         self.submitted = time.perf_counter()
@@ -50,8 +54,18 @@ class Job(ABC):
         """Whether the next step continues a running answer: one token, first served."""
         return self.fed >= self.prompt_length and (self.stepwise or len(self.tokens) - self.fed == 1)
 
+    @property
+    def shareable(self) -> list[int]:
+        """The first tokens, as far as those of another sequence will do in their place."""
+        return self.tokens if self.elastic else self.tokens[: self.prompt_length]
+
     def admitted(self, lease: Lease) -> None:
         self.lease = lease
+
+    def suspended(self) -> None:
+        """The lease was taken back; there will be another one, or ``close``."""
+        self.lease = None
+        self.interrupted = True
 
     def put(self, batch: Batch, room: int) -> int:
         """Add at most ``room`` tokens to the batch; returns how many."""

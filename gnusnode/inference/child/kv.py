@@ -1,4 +1,4 @@
-"""Who holds which cells of the KV cache: admission by budget, shared prefixes, the least recently used one goes first.
+"""Who holds which cells of the KV cache: leases that may grow, shared prefixes, the least recently used one goes first.
 
 The bookkeeping is exact. A cell shared by several sequences counts once: every cell of the cache has a number here and
 a count of holders. The numbers are ours, llama.cpp places cells as it likes; only the counts must agree, and they do,
@@ -37,7 +37,7 @@ class Lease:
 
     seq: int
     tokens: Ids
-    """The prompt: what another job may share, up to ``fed``."""
+    """What the job began with: another one may share it, up to ``fed``."""
     cells: Ids
     cached: int
     fed: int
@@ -81,8 +81,8 @@ class KvCache:
     def free_cells(self) -> int:
         return len(self._free)
 
-    def acquire(self, prompt: list[int], total: int) -> Lease | None:
-        """Room for a job of ``total`` tokens that begins with ``prompt``; None: not yet.
+    def acquire(self, prompt: list[int], total: int, *, spare: int = 0) -> Lease | None:
+        """``total`` cells for a job that begins with ``prompt``, with ``spare`` more left for others; None: not yet.
 
         At least one prompt token is always left to compute: the logits after it are wanted.
         """
@@ -90,14 +90,15 @@ class KvCache:
         shared, donor, promised = self._best_donor(tokens)
         if promised >= shared + _WORTH_WAITING:
             return None
-        self._evict_for(total - shared, donor)
-        if isinstance(donor, _Kept) and (2 * shared >= len(donor.tokens) or not self._has_room(total - shared)):
+        needed = total - shared + spare
+        self._evict_for(needed, donor)
+        if isinstance(donor, _Kept) and (2 * shared >= len(donor.tokens) or not self._has_room(needed)):
             self._shorten(donor, shared)
-            if len(self._free) < total - shared:
+            if len(self._free) < needed:
                 return None
             self._idle.remove(donor)
             seq, head = donor.seq, donor.cells
-        elif not self._has_room(total - shared):
+        elif not self._has_room(needed):
             return None
         else:
             seq, head = self._free_seqs.pop(), np.zeros(0, np.int32)
@@ -110,8 +111,16 @@ class KvCache:
         self._live.append(lease)
         return lease
 
+    def grow(self, lease: Lease, count: int) -> bool:
+        """Up to ``count`` more cells for a lease, at the cost of kept prefixes; False: there is none."""
+        while len(self._free) < count and self._idle:
+            self._evict_oldest()
+        more = self._take(min(count, len(self._free)))
+        lease.cells = np.concatenate([lease.cells, more])
+        return len(more) > 0
+
     def release(self, lease: Lease, tokens: list[int]) -> None:
-        """The job is over; what its sequence holds, the first ``lease.fed`` of ``tokens``, may stay for others."""
+        """The job gives its cells back; what its sequence holds, the first ``lease.fed`` of ``tokens``, may stay."""
         self._live.remove(lease)
         held = np.asarray(tokens[: lease.fed], np.int32)
         if not self.kept or len(held) < MIN_SHARED or self._is_covered(held):

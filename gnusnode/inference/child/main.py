@@ -16,10 +16,12 @@ from gnusnode.inference.child.intake import (
     Cancel,
     Command,
     Intake,
+    Pause,
     Ping,
     Quit,
     Refuse,
     Request,
+    Resume,
     Submit,
     protocol_error,
     read_spec,
@@ -83,6 +85,10 @@ class _Engine(Protocol):
 
     def cancel(self, number: int) -> None: ...
 
+    def pause(self, number: int) -> None: ...
+
+    def resume(self, number: int) -> None: ...
+
     def begin_step(self) -> None: ...
 
     def step(self) -> bool: ...
@@ -100,12 +106,16 @@ def _serve(engine: _Engine, intake: Intake, outbox: Outbox) -> int:
                     outbox.error(number, error)
                 case Cancel(number):
                     engine.cancel(number)
+                case Pause(number):
+                    engine.pause(number)
+                case Resume(number):
+                    engine.resume(number)
                 case Ping(number):
                     outbox.send({"ev": "pong", "n": number, **engine.status()})
                 case Quit(error):
                     return EXIT_OK if error is None else _give_up(outbox, error)
         busy = engine.step()
-        outbox.flush()
+        outbox.flush(everything=not busy)
 
 
 def _drain(commands: queue.SimpleQueue[Command], *, wait: bool) -> Iterator[Command]:

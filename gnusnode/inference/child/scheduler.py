@@ -1,9 +1,13 @@
 """Continuous batching: every step serves all running jobs with one decode.
 
 Running answers come first with a token each, so they keep their pace; what room is left goes to prompts, shortest
-first, each with its fair share. Jobs wait in order of arrival until the KV cache can hold all they may ever need; there
-is no context shift and no preemption. In the canonical profile a prompt is fed alone and in fixed chunks, so that no
-other job's presence can touch its bits.
+first, each with its fair share. There is no context shift.
+
+Jobs wait in order of arrival until the KV cache has cells for them. One whose answer may be long begins with a part of
+what it may need and grows; when no cell is left, the job that was admitted last gives all of its cells back, waits as
+the first in line, and is fed again up to where it was. The oldest is never interrupted by others, so there is always
+progress. In the canonical profile jobs begin with all they may need, and a prompt is fed alone and in fixed chunks, so
+that no other job's presence can touch its bits.
 """
 
 from __future__ import annotations
@@ -17,12 +21,16 @@ from gnusnode.errors import Cancelled, ContextTooLong, EngineFailed, GnusError, 
 from gnusnode.inference.child.calibrate import Speed
 from gnusnode.inference.child.channel import Outbox
 from gnusnode.inference.child.jobs import Job
-from gnusnode.inference.child.kv import KvCache
+from gnusnode.inference.child.kv import KvCache, Lease
 from gnusnode.inference.child.native import Batch, Context, NativeError, Outcome
 
 _STEP_SECONDS: Final = 0.1
 """Aimed length of a step that feeds prompts while answers run: their longest pause, and that of a cancel."""
 _LEAST_PREFILL: Final = 32
+_HEADROOM: Final = 256
+"""Cells for an answer to begin with, if it may become so long."""
+_PIECE: Final = 64
+"""Cells by which a lease grows."""
 _RATE_WEIGHT: Final = 0.1
 """Weight of the newest step in the moving averages of speed."""
 
@@ -52,6 +60,9 @@ class Scheduler:
         self._canonical = canonical
         self._waiting: deque[Job] = deque()
         self._active: list[Job] = []
+        """In the order of their admission."""
+        self._paused: dict[int, Job] = {}
+        self._left_waiting = 0
         self._feeding: frozenset[int] = frozenset()
         self._fed_last = False
 
@@ -61,7 +72,8 @@ class Scheduler:
 
     @property
     def queued(self) -> int:
-        return len(self._waiting)
+        """Jobs for which there was no room in the last step."""
+        return self._left_waiting
 
     @property
     def busy(self) -> bool:
@@ -89,10 +101,24 @@ class Scheduler:
 
     def cancel(self, number: int) -> None:
         """End a job; unknown numbers are those that ended a moment ago."""
-        for job in [*self._active, *self._waiting]:
-            if job.number == number:
-                self._end(job, Cancelled("the caller left"))
-                return
+        if job := self._find(number):
+            self._end(job, Cancelled("the caller left"))
+
+    def pause(self, number: int) -> None:
+        """Take a job's cells until ``resume``; unknown numbers are those that ended a moment ago."""
+        job = self._find(number)
+        if job is None or number in self._paused:
+            return
+        if job in self._active:
+            self._suspend(job)
+        else:
+            self._waiting.remove(job)
+        self._paused[number] = job
+
+    def resume(self, number: int) -> None:
+        """Let a paused job wait for its turn again."""
+        if job := self._paused.pop(number, None):
+            self._waiting.append(job)
 
     def aborts_for(self, number: int) -> bool:
         """Whether the step at hand is a prefill of this job, so that a cancel should abort it. From any thread."""
@@ -101,6 +127,7 @@ class Scheduler:
     def step(self) -> None:
         """One decode for all jobs that have room. Jobs that fail in it end with an error, the others go on."""
         self._admit()
+        self._grow()
         jobs = self._fill()
         if not jobs:
             return
@@ -129,14 +156,50 @@ class Scheduler:
     def _admit(self) -> None:
         while self._waiting and len(self._active) < self._slots:
             job = self._waiting[0]
-            lease = self._cache.acquire(job.tokens[: job.prompt_length], job.total)
+            lease = self._lease(job)
             if lease is None:
-                return
+                break
             self._waiting.popleft()
             self._active.append(job)
             self._guarded(job, lambda job=job, lease=lease: job.admitted(lease))
             if job.finished:
                 self._end(job)
+        self._left_waiting = len(self._waiting)
+
+    def _lease(self, job: Job) -> Lease | None:
+        """Cells to begin with, if all running jobs can then go on as long as this one; None: not yet.
+
+        One that was interrupted gets cells for at least as many tokens as have to be fed again: this bounds the waste.
+        """
+        piece = job.total - len(job.tokens)
+        if job.elastic:
+            piece = min(piece, max(_HEADROOM, len(job.tokens) if job.interrupted else 0))
+        ahead = max(piece, _PIECE)
+        spare = sum(
+            max(0, min(len(other.tokens) + ahead, other.total) - len(other.lease.cells))
+            for other in self._active
+            if other.lease is not None
+        )
+        return self._cache.acquire(job.shareable, len(job.tokens) + piece, spare=spare)
+
+    def _grow(self) -> None:
+        """Cells for the next token of every answer, the oldest first."""
+        for job in list(self._active):
+            while (lease := job.lease) is not None and len(job.tokens) > len(lease.cells):
+                if not self._cache.grow(lease, min(_PIECE, job.total - len(lease.cells))):
+                    last = self._active[-1]
+                    self._suspend(last)
+                    self._waiting.appendleft(last)
+
+    def _suspend(self, job: Job) -> None:
+        assert job.lease is not None
+        self._active.remove(job)
+        self._cache.release(job.lease, job.tokens)
+        job.suspended()
+
+    def _find(self, number: int) -> Job | None:
+        jobs = (*self._active, *self._waiting, *self._paused.values())
+        return next((job for job in jobs if job.number == number), None)
 
     def _fill(self) -> list[Job]:
         """Put this step's tokens into the batch; the jobs they belong to."""
@@ -186,7 +249,7 @@ class Scheduler:
             self._active.remove(job)
         elif job in self._waiting:
             self._waiting.remove(job)
-        else:
+        elif self._paused.pop(job.number, None) is not job:
             return
         job.close(self._cache)
         if job.lease is not None:
@@ -197,7 +260,7 @@ class Scheduler:
     def _learn(self, decoding: bool, seconds: float) -> None:
         """Update the measured speed from a step of one kind; mixed steps say little about either."""
         if decoding:
-            decode = self.speed.decode + _RATE_WEIGHT * (1 / seconds - self.speed.decode)
+            decode = self.speed.decode + _RATE_WEIGHT * (self._batch.size / seconds - self.speed.decode)
             self.speed = Speed(self.speed.prefill, decode)
         elif self._batch.size >= _LEAST_PREFILL:
             prefill = self.speed.prefill + _RATE_WEIGHT * (self._batch.size / seconds - self.speed.prefill)

@@ -49,14 +49,17 @@ class TemplateRenderer:
     """The helper process. Make it before anything that starts threads; it ends with this process.
 
     ``render`` may be called from any thread; renderings wait for each other.
+
+    Attributes:
+        pid: of the helper.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         requests, self._write = os.pipe()
         self._read, answers = os.pipe()
-        self._pid = os.fork()
-        if self._pid == 0:
+        self.pid = os.fork()
+        if self.pid == 0:
             os.close(self._write)
             os.close(self._read)
             _serve(requests, answers)
@@ -86,7 +89,7 @@ class TemplateRenderer:
     def close(self) -> None:
         os.close(self._write)
         os.close(self._read)
-        os.waitpid(self._pid, 0)
+        os.waitpid(self.pid, 0)
 
 
 def render_here(template: str, values: dict[str, Any]) -> str:

@@ -10,7 +10,7 @@ import pytest
 from gnusnode.contracts.generation import Sampling
 from gnusnode.contracts.plan import MemoryMode, PrivacyMode
 from gnusnode.contracts.policy import PolicyEnvelope
-from gnusnode.errors import ContextTooLong, EngineFailed, Overloaded
+from gnusnode.errors import ContextTooLong, EngineFailed, ModelInvalid, Overloaded
 from tests.unit.api.scripted import Script, ScriptedNode
 from tests.unit.api.serving import CHAT, client_of
 
@@ -191,6 +191,17 @@ async def test_what_would_change_the_meaning_is_refused_by_name(
     assert not node.tasks
 
 
+LONG, HALF = "a" * 1_000_001, "a" * 500_000
+HELLO = {"role": "user", "content": "Hello"}
+
+
+def call(arguments: str) -> dict[str, Any]:
+    return {"id": "call_1", "type": "function", "function": {"name": "f", "arguments": arguments}}
+
+
+HELLO_CALL = {"role": "assistant", "tool_calls": [call("{}")]}
+
+
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
@@ -223,7 +234,19 @@ async def test_what_would_change_the_meaning_is_refused_by_name(
         ({"stream_options": {"include_usage": True}}, "stream_options"),
         ({"gnus": {"privacy": "none"}}, "gnus"),
         ({"gnus": {"max_spend": -1}}, "gnus"),
+        ({"messages": [{"role": "user", "content": LONG}]}, "messages.0.content"),
+        (
+            {"messages": [HELLO, {"role": "user", "content": [{"type": "text", "text": HALF}] * 2}]},
+            "messages.1.content",
+        ),
+        ({"messages": [{"role": "assistant", "tool_calls": [call(LONG)]}]}, "messages.0.content"),
+        ({"messages": [{"role": "assistant", "tool_calls": [call(HALF)] * 2}]}, "messages.0.content"),
+        (
+            {"messages": [HELLO_CALL, {"role": "tool", "content": LONG, "tool_call_id": "call_1"}]},
+            "messages.1.content",
+        ),
     ],
+    ids=lambda value: value if isinstance(value, str) else "-".join(value),
 )
 async def test_what_is_wrong_with_a_request_is_named(node: ScriptedNode, fields: dict[str, Any], param: str) -> None:
     answer = await ask(node, fields)
@@ -316,6 +339,7 @@ async def test_log_probabilities_without_alternatives_have_an_empty_list(node: S
         (Script(fail_first=Overloaded("full", retry_after=3)), 503, "overloaded"),
         (Script(fail_after_plan=ContextTooLong("too long", param="messages")), 400, "context_length_exceeded"),
         (Script(fail_after=(2, EngineFailed("died"))), 502, "engine_failed"),
+        (Script(fail_first=ModelInvalid("its chat template is faulty")), 502, "model_invalid"),
         (Script(ends_early=True), 502, "engine_failed"),
         (Script(fail_after=(1, ExceptionGroup("g", [ExceptionGroup("h", [EngineFailed("x")])]))), 502, "engine_failed"),
         (Script(fail_after=(1, ExceptionGroup("g", [EngineFailed("x"), ValueError()]))), 500, "internal_error"),

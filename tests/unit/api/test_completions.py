@@ -68,12 +68,15 @@ async def test_a_stream_gives_the_same_text_and_ends_with_done(node: ScriptedNod
         ({"prompt": ""}, "prompt"),
         ({"prompt": []}, "prompt"),
         ({"prompt": ["a", ""]}, "prompt"),
+        ({"prompt": "a" * 1_000_001}, "prompt"),
+        ({"prompt": ["a", "a" * 1_000_001]}, "prompt.1"),
         ({"prompt": "a", "echo": True}, "echo"),
         ({"prompt": "a", "suffix": "b"}, "suffix"),
         ({"prompt": "a", "best_of": 3}, "best_of"),
         ({"prompt": "a", "logprobs": 6}, "logprobs"),
         ({"prompt": "a", "logit_bias": {"1": 1}}, "logit_bias"),
     ],
+    ids=lambda value: value if isinstance(value, str) else "-".join(value),
 )
 async def test_what_is_not_possible_is_refused_by_name(node: ScriptedNode, fields: dict[str, Any], param: str) -> None:
     answer = await ask(node, fields)

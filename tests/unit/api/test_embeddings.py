@@ -40,9 +40,12 @@ async def test_base64_is_float32_little_endian(node: ScriptedNode) -> None:
         ({"input": ["a", ""]}, "input"),
         ({"input": [1, 2]}, "input"),
         ({"input": [[1], [2]]}, "input"),
+        ({"input": "a" * 1_000_001}, "input"),
+        ({"input": ["a", "a" * 1_000_001]}, "input.1"),
         ({"input": "a", "dimensions": 2}, "dimensions"),
         ({"input": "a", "encoding_format": "hex"}, "encoding_format"),
     ],
+    ids=lambda value: value if isinstance(value, str) else "-".join(value),
 )
 async def test_what_is_not_possible_is_refused_by_name(node: ScriptedNode, fields: dict[str, Any], param: str) -> None:
     answer = await ask(node, fields)
