@@ -15,7 +15,7 @@ from gnusnode.contracts.generation import (
     Sampling,
     ScoreResult,
 )
-from gnusnode.contracts.services import ROUTED, DraftRequest, Empty, ExpertList, ModelCall
+from gnusnode.contracts.services import ROUTED, DraftRequest, Empty, ExpertList, ModelCall, ToolSpec
 from gnusnode.errors import GnusError, ModelNotFound, RequestError
 from gnusnode.inference.artifacts.modelrecord import GenerationDefaults
 from gnusnode.inference.engine import Engine
@@ -58,7 +58,7 @@ class ExpertService:
     async def _draft(self, request: DraftRequest, context: CallContext, send: Send) -> None:
         self._node.require(request.plan)
         expert, budget = admit(request, self._host)
-        offered = tools.offered(request.tools, request.tool_choice)
+        offered = await _offered(request)
         engine = await self._host.engines.engine(expert.model, request.generation.profile)
         drafter = Drafter(
             expert=expert,
@@ -112,6 +112,17 @@ class ExpertService:
     def _can(self, model: str, *, embeds: bool) -> bool:
         info = self._host.engines.info(model)
         return info.embeds if embeds else info.generates
+
+
+async def _offered(request: DraftRequest) -> tuple[ToolSpec, ...]:
+    """The tools that may be proposed, their schemas checked; others run between two of them."""
+    offered = tools.offered(request.tools, request.tool_choice)
+    names = {tool.name for tool in offered}
+    for place, tool in enumerate(request.tools):
+        if tool.name in names:
+            tools.check_parameters(place, tool)
+        await trio.lowlevel.checkpoint()
+    return offered
 
 
 async def _together(drafter: Drafter, choices: int, send: Send) -> None:

@@ -38,17 +38,7 @@ def offered(tools: Sequence[ToolSpec], tool_choice: str) -> tuple[ToolSpec, ...]
 
     Raises:
         RequestError: it names a tool that is not offered, or asks for one where none is.
-        SchemaRefused: the parameters of one that may be proposed cannot be generated.
     """
-    chosen = _chosen(tools, tool_choice)
-    names = {tool.name for tool in chosen}
-    for place, tool in enumerate(tools):
-        if tool.name in names:
-            _check_parameters(place, tool)
-    return chosen
-
-
-def _chosen(tools: Sequence[ToolSpec], tool_choice: str) -> tuple[ToolSpec, ...]:
     if tool_choice == "none":
         return ()
     if tool_choice == "auto":
@@ -65,8 +55,17 @@ def _chosen(tools: Sequence[ToolSpec], tool_choice: str) -> tuple[ToolSpec, ...]
     return named
 
 
-def _check_parameters(place: int, tool: ToolSpec) -> None:
-    """Refuses before the first token what would fail, or be left out in silence, once the tool is picked."""
+def check_parameters(place: int, tool: ToolSpec) -> None:
+    """Refuses before the first token what would fail, or be left out in silence, once the tool is picked.
+
+    Takes some milliseconds for the largest schemas.
+
+    Args:
+        place: of the tool in the request, from 0.
+
+    Raises:
+        SchemaRefused: arguments for its parameters cannot be generated.
+    """
     schema: dict[str, Any] = tool.parameters
     reason, where = "", "json_schema"
     try:

@@ -291,15 +291,15 @@ def test_a_paused_answer_can_be_cancelled(engine: Child) -> None:
 
 
 def test_answers_that_outgrow_the_cache_are_interrupted_and_still_whole() -> None:
-    with child(slots=3, n_ctx=1024) as engine:
+    with child(slots=2, n_ctx=768) as engine:
         jobs = [
             engine.generate(
                 f"Name colours, {what}.",
-                max_tokens=800,
+                max_tokens=700,
                 json_schema=COLOURS,
                 sampling={"temperature": 1.0, "seed": seed},
             )
-            for seed, what in enumerate(("please", "as many as you can", "bright ones"), 1)
+            for seed, what in enumerate(("please", "as many as you can"), 1)
         ]
         for job in jobs:
             done = finished(engine, job)

@@ -324,11 +324,11 @@ def test_without_cells_the_job_admitted_last_makes_room_and_goes_on_where_it_was
 def test_an_interrupted_job_is_the_first_of_those_that_wait() -> None:
     bench = Bench(cells=1000)
     jobs = [elastic(n, prompt(n, 20), 400) for n in (1, 2, 3)]
+    later = CountingJob(4, prompt(4, 200), 250)
     bench.submit(*jobs)
     while not jobs[2].interrupted:
         bench.scheduler.step()
         if len(answer(jobs[0])) == 250:
-            later = CountingJob(4, prompt(4, 200), 250)
             bench.submit(later)
     assert later.lease is None
     bench.run_until(jobs[0])
@@ -419,13 +419,14 @@ _ACTIONS = st.one_of(
 def test_whatever_happens_cells_suffice_and_every_answer_is_whole(actions: list[tuple[Any, ...]]) -> None:
     bench = Bench(cells=300, remembers=True)
     assert isinstance(bench.context, RememberingContext)
+    memory = bench.context.memory
     jobs: dict[int, CountingJob] = {}
     cancelled: set[int] = set()
 
     def step() -> None:
         oldest = next(iter(bench.scheduler._active), None)
         bench.scheduler.step()
-        assert bench.context.memory.used <= 300
+        assert memory.used <= 300
         assert oldest is None or oldest.finished or oldest.lease is not None
 
     for action in actions:

@@ -75,7 +75,7 @@ def test_a_reserve_is_left_on_a_device() -> None:
 def test_without_a_gpu_all_is_on_the_cpu_and_says_why() -> None:
     placement = place(header(), n_ctx=1024, gpus=(), ram=PLENTY)
     assert (placement.gpu_layers, placement.device, placement.gpu_bytes) == (0, "cpu", 0)
-    assert "no GPU" in placement.reason
+    assert "no usable GPU" in placement.reason
     assert not placement.refused
 
 

@@ -61,7 +61,7 @@ def running(desk: Desk) -> Job:
 
 async def test_a_generation_that_had_its_turn_gives_way_and_goes_on_later(mock_clock: MockClock) -> None:
     desk = Desk()
-    long, short = running(desk), desk.submit()
+    long, short, other = running(desk), desk.submit(), desk.submit()
     mock_clock.jump(PATIENCE)
     desk.tokens(long, 63)
     assert desk.sent == [("generate", 1)]
@@ -70,7 +70,9 @@ async def test_a_generation_that_had_its_turn_gives_way_and_goes_on_later(mock_c
     desk.start(short)
     desk.tokens(long, 2)  # were under way when it was paused
     desk.finish(short)
-    assert desk.sent[3:] == [("resume", 1)]
+    desk.start(other)
+    desk.finish(other)
+    assert desk.sent[3:] == [("generate", 3), ("resume", 1)]
     desk.finish(long)
     assert desk.dispatcher.idle
     events = [event async for event in long.stream]
@@ -169,7 +171,8 @@ async def test_jobs_without_room_in_the_child_are_told_and_get_it_in_turn(mock_c
     desk.dispatcher.told(Rates(100.0, 100.0), without_room=1)
     desk.tokens(long, 1)
     desk.tokens(long, 1)
-    assert desk.sent[2:] == [("pause", 1), ("resume", 1)]
+    desk.tokens(long, 500)
+    assert desk.sent[2:] == [("pause", 1), ("resume", 1)]  # once for each that was held back
     desk.start(held)
     desk.finish(held)
     desk.finish(long)

@@ -175,11 +175,11 @@ def test_a_job_that_had_a_turn_goes_behind_new_ones_of_any_class_until_it_waited
 def test_tenants_are_charged_for_what_they_were_given() -> None:
     queue = FairQueue[str](2)
     for index in range(2):
-        offer(queue, f"brief{index}", tenant="brief")
         offer(queue, f"wordy{index}", tenant="wordy")
-    brief, wordy = queue.take(0.0), queue.take(0.0)
-    assert brief is not None
+        offer(queue, f"brief{index}", tenant="brief")
+    wordy, brief = queue.take(0.0), queue.take(0.0)
     assert wordy is not None
+    assert brief is not None
     queue.release(wordy, 100)
     queue.release(brief, 5)
     assert drain(queue) == ["brief1", "wordy1"]

@@ -51,7 +51,7 @@ from gnusnode.contracts.services import (
 from gnusnode.contracts.swarm import Role
 from gnusnode.contracts.tools import ToolPolicy
 from gnusnode.contracts.verify import verify
-from gnusnode.errors import EngineFailed, ModelNotFound, Poisoned, RecordRefused, RequestError
+from gnusnode.errors import EngineFailed, ModelNotFound, Poisoned, RecordRefused, RequestError, SchemaRefused
 from gnusnode.identity import NodeIdentity
 from gnusnode.net.local import LocalRpc
 from gnusnode.net.rpc import CallContext
@@ -334,6 +334,19 @@ async def test_a_chosen_tool_comes_back_as_a_signed_proposal_and_nothing_runs():
     assert last.output.uncertainty is not None
     [arguments] = engine.requests
     assert arguments.json_schema == WEATHER.parameters
+
+
+async def test_a_tool_whose_arguments_cannot_be_generated_is_refused_before_the_model_is_asked():
+    engine = FakeEngine(label="get_time")
+    odd = ToolSpec(name="odd", parameters={"oneOf": [{"type": "object"}]})
+    async with bench(engine) as node:
+        with pytest.raises(SchemaRefused) as refused:
+            await node.draft(task(tools=[TIME, odd]))
+        assert refused.value.param == "tools.1.function.parameters"
+        assert engine.requests == []
+        [last] = await node.draft(task(tools=[TIME, odd], tool_choice="get_time"))
+    assert isinstance(last, ChoiceDone)
+    assert last.finish_reason == "tool_calls"
 
 
 async def test_none_is_answered_freely_and_the_decision_lowers_the_confidence():

@@ -159,7 +159,7 @@ def test_a_tool_without_parameters_needs_no_generation():
 )
 def test_a_schema_that_asks_for_nothing_is_offered_and_needs_no_generation(parameters: dict[str, Any]):
     tool = ToolSpec(name="x", parameters=parameters)
-    assert tools.offered((tool,), "auto") == (tool,)
+    tools.check_parameters(0, tool)
     assert tools.takes_no_arguments(tool)
 
 
@@ -176,7 +176,7 @@ CITY: dict[str, Any] = {"type": "object", "properties": {"city": {"type": "strin
 )
 def test_a_schema_that_asks_by_reference_or_choice_needs_a_generation(parameters: dict[str, Any]):
     tool = ToolSpec(name="x", parameters=parameters)
-    assert tools.offered((tool,), "auto") == (tool,)
+    tools.check_parameters(0, tool)
     assert not tools.takes_no_arguments(tool)
 
 
@@ -200,18 +200,10 @@ REFUSED: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_a_schema_that_cannot_be_generated_is_refused_by_place(name: str):
-    given = (TIME, ToolSpec(name="x", parameters=REFUSED[name]))
-    for choice in ("auto", "required", "x"):
-        with pytest.raises(SchemaRefused) as refused:
-            tools.offered(given, choice)
-        assert refused.value.param == "tools.1.function.parameters"
-        assert "'x'" in refused.value.what
-
-
-def test_a_tool_that_is_not_to_be_proposed_may_have_any_schema():
-    given = (TIME, ToolSpec(name="x", parameters={"allOf": []}))
-    assert tools.offered(given, "get_time") == (TIME,)
-    assert tools.offered(given, "none") == ()
+    with pytest.raises(SchemaRefused) as refused:
+        tools.check_parameters(1, ToolSpec(name="x", parameters=REFUSED[name]))
+    assert refused.value.param == "tools.1.function.parameters"
+    assert "'x'" in refused.value.what
 
 
 @pytest.mark.requirement("G-EX-1")
