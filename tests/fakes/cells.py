@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import itertools
 
+import numpy as np
+from numpy.typing import NDArray
+
 
 class CellMemory:
     """What llama.cpp does: a cell holds a token at a position for a set of sequences."""
@@ -27,6 +30,16 @@ class CellMemory:
         assert not self.sequences.get(target), "the target of a copy must be empty"
         held = self.sequences[source]
         self.sequences[target] = {position: held[position] for position in range(length)}
+
+    def save(self, seq: int) -> NDArray[np.uint8] | None:
+        tokens = self.tokens(seq)
+        return np.asarray(tokens, np.int64).view(np.uint8) if tokens else None
+
+    def load(self, seq: int, state: NDArray[np.uint8]) -> bool:
+        assert not self.sequences.get(seq), "a state goes into an empty sequence"
+        for position, token in enumerate(state.view(np.int64).tolist()):
+            self.write(seq, position, token)
+        return True
 
     @property
     def used(self) -> int:

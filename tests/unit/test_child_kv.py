@@ -93,13 +93,13 @@ def test_the_least_recently_used_prefix_goes_first() -> None:
     assert kv.acquire([*used[:19], 2], 20).cached == 19  # type: ignore[union-attr]  # as above
 
 
-def test_kept_prefixes_hold_a_quarter_of_the_cells_at_most() -> None:
+def test_what_is_remembered_holds_no_cells_and_is_bounded() -> None:
     kv, memory = cache(400, kept=4)
     for base in (0, 1000, 2000):
         serve(kv, memory, list(range(base, base + 45)), 50)
-    assert memory.used == 90
+    assert (kv.kept_tokens, memory.used) == (90, 0)
     serve(kv, memory, list(range(3000, 3200)), 200)
-    assert memory.used == 200
+    assert (kv.kept_tokens, memory.used) == (200, 0)  # one is kept, however long
 
 
 def test_without_sharing_nothing_is_kept() -> None:
@@ -115,10 +115,10 @@ def test_the_same_text_is_kept_once() -> None:
     kv, memory = cache(200, kept=4)
     for _ in range(4):
         serve(kv, memory, list(range(30)), 40)
-    assert memory.used == 30
+    assert kv.kept_tokens == 30
 
 
-def test_a_lease_grows_at_the_cost_of_kept_prefixes_and_then_not_at_all() -> None:
+def test_a_lease_grows_while_there_are_cells() -> None:
     kv, memory = cache(100)
     serve(kv, memory, list(range(20)), 20)
     lease = kv.acquire(list(range(50, 60)), 30)

@@ -1,4 +1,8 @@
-"""Who holds which cells of the KV cache: leases that may grow, shared prefixes, the least recently used one goes first.
+"""Who holds which cells of the KV cache: leases that grow, prefixes shared with running and with finished jobs.
+
+What a finished sequence knew is copied to main memory and its cells are free at once: attention walks past every cell
+that is in use, so a prefix that waits in the cache would slow down each token of everybody. Copying it back costs some
+milliseconds where computing it again would cost seconds.
 
 The bookkeeping is exact. A cell shared by several sequences counts once: every cell of the cache has a number here and
 a count of holders. The numbers are ours, llama.cpp places cells as it likes; only the counts must agree, and they do,
@@ -14,11 +18,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 Ids = NDArray[np.int32]
+State = NDArray[np.uint8]
+"""What the cache holds of a sequence, as llama.cpp writes it. It never leaves the process."""
 
 MIN_SHARED: Final = 8
 """Shorter common prefixes are computed again: copying them is not worth a sequence."""
 _KEPT_SHARE: Final = 4
-"""Finished sequences hold at most one part in so many of the cells: attention walks past all of them."""
+"""The states of finished sequences take at most one part in so many of the memory that the cells take."""
 _WORTH_WAITING: Final = 64
 """A running prefill that will hold this many more shared tokens is worth waiting for."""
 
@@ -29,6 +35,10 @@ class Memory(Protocol):
     def remove(self, seq: int, start: int = 0) -> bool: ...
 
     def copy(self, source: int, target: int, length: int) -> None: ...
+
+    def save(self, seq: int) -> State | None: ...
+
+    def load(self, seq: int, state: State) -> bool: ...
 
 
 @dataclass(eq=False)
@@ -45,11 +55,10 @@ class Lease:
 
 @dataclass(eq=False)
 class _Kept:
-    """A finished sequence that stays for its prefix."""
+    """What a finished sequence knew, in main memory."""
 
-    seq: int
     tokens: Ids
-    cells: Ids
+    state: State
 
 
 @dataclass
@@ -57,7 +66,7 @@ class KvCache:
     """Leases on a cache of ``cells`` cells and ``sequences`` sequences, at most ``limit`` tokens a job.
 
     Args:
-        kept: finished sequences that stay at most; 0 turns sharing off.
+        kept: finished sequences that are remembered at most; 0 turns sharing off.
     """
 
     memory: Memory
@@ -90,65 +99,46 @@ class KvCache:
         shared, donor, promised = self._best_donor(tokens)
         if promised >= shared + _WORTH_WAITING:
             return None
-        needed = total - shared + spare
-        self._evict_for(needed, donor)
-        if isinstance(donor, _Kept) and (2 * shared >= len(donor.tokens) or not self._has_room(needed)):
-            self._shorten(donor, shared)
-            if len(self._free) < needed:
-                return None
-            self._idle.remove(donor)
-            seq, head = donor.seq, donor.cells
-        elif not self._has_room(needed):
+        from_live = shared if isinstance(donor, Lease) else 0
+        if len(self._free) < total - from_live + spare or not self._free_seqs:
             return None
+        seq, head = self._free_seqs.pop(), np.zeros(0, np.int32)
+        if isinstance(donor, Lease):
+            head = donor.cells[:shared]
+            self._holders[head] += 1
+            self.memory.copy(donor.seq, seq, shared)
+        elif donor is not None and self._restore(donor, seq, shared):
+            head = self._take(shared)
         else:
-            seq, head = self._free_seqs.pop(), np.zeros(0, np.int32)
-            if donor is not None:
-                head = donor.cells[:shared]
-                self._holders[head] += 1
-                self.memory.copy(donor.seq, seq, shared)
-                self._touch(donor)
+            shared = 0
         lease = Lease(seq, tokens, np.concatenate([head, self._take(total - shared)]), shared, shared)
         self._live.append(lease)
         return lease
 
     def grow(self, lease: Lease, count: int) -> bool:
-        """Up to ``count`` more cells for a lease, at the cost of kept prefixes; False: there is none."""
-        while len(self._free) < count and self._idle:
-            self._evict_oldest()
+        """Up to ``count`` more cells for a lease; False: there is none."""
         more = self._take(min(count, len(self._free)))
         lease.cells = np.concatenate([lease.cells, more])
         return len(more) > 0
 
     def release(self, lease: Lease, tokens: list[int]) -> None:
-        """The job gives its cells back; what its sequence holds, the first ``lease.fed`` of ``tokens``, may stay."""
+        """The job gives its cells back; what its sequence knew, ``lease.fed`` of ``tokens``, is remembered."""
         self._live.remove(lease)
         held = np.asarray(tokens[: lease.fed], np.int32)
-        if not self.kept or len(held) < MIN_SHARED or self._is_covered(held):
-            self._forget(lease.seq, lease.cells)
-            return
-        self._drop(lease.cells[len(held) :])
-        for other in [kept for kept in self._idle if _common(kept.tokens, held) == len(kept.tokens)]:
-            self._idle.remove(other)
-            self._forget(other.seq, other.cells)
-        self._idle.append(_Kept(lease.seq, held, lease.cells[: len(held)]))
-        while len(self._idle) > self.kept or (len(self._idle) > 1 and self._kept_tokens > self.cells // _KEPT_SHARE):
-            self._evict_oldest()
+        if self.kept and len(held) >= MIN_SHARED and not self._is_covered(held):
+            self._remember(lease.seq, held)
+        self.memory.remove(lease.seq)
+        self._drop(lease.cells)
+        self._free_seqs.append(lease.seq)
 
     def borrow_sequences(self, count: int) -> list[int]:
         """Up to ``count`` empty sequences, for copies whose new cells the caller's lease already covers."""
-        while len(self._free_seqs) < count and self._idle:
-            self._evict_oldest()
         return [self._free_seqs.pop() for _ in range(min(count, len(self._free_seqs)))]
 
     def give_back(self, sequences: list[int]) -> None:
         for seq in sequences:
             self.memory.remove(seq)
         self._free_seqs.extend(sequences)
-
-    def evict_all(self) -> None:
-        """Keep no finished sequence."""
-        while self._idle:
-            self._evict_oldest()
 
     def _best_donor(self, tokens: Ids) -> tuple[int, Lease | _Kept | None, int]:
         """Usable common prefix now, its holder, and the longest that a live job will hold once it is prefilled."""
@@ -168,25 +158,30 @@ class KvCache:
                 best, donor = common, kept
         return (best, donor, promised) if best >= MIN_SHARED else (0, None, promised)
 
+    def _remember(self, seq: int, held: Ids) -> None:
+        """Keep the state of a sequence; what it covers and what is beyond the bounds goes."""
+        state = self.memory.save(seq)
+        if state is None:
+            return
+        self._idle = [kept for kept in self._idle if _common(kept.tokens, held) < len(kept.tokens)]
+        self._idle.append(_Kept(held, state))
+        while len(self._idle) > self.kept or (len(self._idle) > 1 and self.kept_tokens > self.cells // _KEPT_SHARE):
+            self._idle.pop(0)
+
+    def _restore(self, kept: _Kept, seq: int, shared: int) -> bool:
+        """Bring the first ``shared`` tokens of a remembered sequence back. The whole of it has to fit for a moment."""
+        if len(kept.tokens) > len(self._free) or not self.memory.load(seq, kept.state):
+            return False
+        if shared < len(kept.tokens) and not self.memory.remove(seq, shared):
+            self.memory.remove(seq)  # this kind of memory can only forget it whole
+            return False
+        self._touch(kept)
+        return True
+
     @property
-    def _kept_tokens(self) -> int:
+    def kept_tokens(self) -> int:
+        """Tokens of finished sequences that are remembered."""
         return sum(len(kept.tokens) for kept in self._idle)
-
-    def _has_room(self, cells: int) -> bool:
-        return len(self._free) >= cells and bool(self._free_seqs)
-
-    def _evict_for(self, cells: int, donor: Lease | _Kept | None) -> None:
-        while not self._has_room(cells):
-            victim = next((kept for kept in self._idle if kept is not donor), None)
-            if victim is None:
-                return
-            self._idle.remove(victim)
-            self._forget(victim.seq, victim.cells)
-
-    def _shorten(self, kept: _Kept, length: int) -> None:
-        self.memory.remove(kept.seq, length)
-        self._drop(kept.cells[length:])
-        kept.tokens, kept.cells = kept.tokens[:length], kept.cells[:length]
 
     def _is_covered(self, tokens: Ids) -> bool:
         for kept in self._idle:
@@ -195,19 +190,9 @@ class KvCache:
                 return True
         return False
 
-    def _touch(self, donor: Lease | _Kept) -> None:
-        if isinstance(donor, _Kept):
-            self._idle.remove(donor)
-            self._idle.append(donor)
-
-    def _evict_oldest(self) -> None:
-        oldest = self._idle.pop(0)
-        self._forget(oldest.seq, oldest.cells)
-
-    def _forget(self, seq: int, cells: Ids) -> None:
-        self.memory.remove(seq)
-        self._drop(cells)
-        self._free_seqs.append(seq)
+    def _touch(self, kept: _Kept) -> None:
+        self._idle.remove(kept)
+        self._idle.append(kept)
 
     def _take(self, count: int) -> Ids:
         taken = np.asarray(self._free[len(self._free) - count :], np.int32)

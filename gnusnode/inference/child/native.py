@@ -28,6 +28,7 @@ lib: Any = llama_cpp.llama_cpp
 
 Ids = NDArray[np.int32]
 Row = NDArray[np.float32]
+State = NDArray[np.uint8]
 
 _WARN: Final = 3
 """ggml log level: 1 debug, 2 info, 3 warning, 4 error, 5 continuation of the line before."""
@@ -289,6 +290,20 @@ class Context:
         """Let ``target`` share the first ``length`` cells of ``source``. Unified memory only: else it would abort."""
         lib.llama_memory_seq_cp(self._memory, source, target, 0, length)
 
+    def save(self, seq: int) -> State | None:
+        """What the cache holds of a sequence, as bytes for ``load`` of this very context; None: nothing."""
+        size = int(lib.llama_state_seq_get_size(self._handle, seq))
+        state = np.empty(size, np.uint8)
+        written = int(lib.llama_state_seq_get_data(self._handle, _octets(state), size, seq)) if size else 0
+        return state[:written] if written else None
+
+    def load(self, seq: int, state: State) -> bool:
+        """Put back what ``save`` gave. False: there is no place for it in one piece; the sequence is empty then."""
+        if int(lib.llama_state_seq_set_data(self._handle, _octets(state), len(state), seq)):
+            return True
+        self.remove(seq)
+        return False
+
     def clear(self) -> None:
         if self._memory is not None:
             lib.llama_memory_clear(self._memory, False)
@@ -308,6 +323,10 @@ def build_id() -> str:
         if file.name.startswith(("libllama.", "libggml")) and file.suffix in (".so", ".dylib"):
             digest.update(file.read_bytes())
     return f"llama-cpp-python {version('llama-cpp-python')}, {digest.hexdigest()[:16]}"
+
+
+def _octets(array: State) -> Any:
+    return ctypes.cast(array.ctypes.data, ctypes.POINTER(ctypes.c_uint8))
 
 
 def _view(pointer: Any, kind: Any) -> Row:

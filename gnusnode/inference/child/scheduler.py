@@ -148,9 +148,6 @@ class Scheduler:
     def _decode(self) -> Outcome:
         outcome = self._context.decode(self._batch)
         self._feeding = frozenset()
-        if outcome is Outcome.NO_SLOT:
-            self._cache.evict_all()
-            outcome = self._context.decode(self._batch)
         return outcome
 
     def _admit(self) -> None:
