@@ -64,7 +64,7 @@ def _how_to_get(scope: str) -> str:
 LOCAL_OWNER: Final = Principal("owner", frozenset({Scope.ADMIN}))
 """Whoever connects to the unix socket: the same user, or root."""
 LOCAL_USER: Final = Principal("local", frozenset({Scope.READ, Scope.CHAT}))
-"""Someone on this machine, while no key exists."""
+"""Someone on this machine, while no key was ever made."""
 
 
 def authenticate(
@@ -77,7 +77,7 @@ def authenticate(
     """
     if unix:
         return LOCAL_OWNER
-    if open_loopback and is_loopback(client) and not keys.list():
+    if open_loopback and is_loopback(client) and not keys.in_use():
         # Clients that insist on a key send a made-up one: there is nothing to compare it with.
         return LOCAL_USER
     scheme, _, token = (authorization or "").partition(" ")

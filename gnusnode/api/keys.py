@@ -84,6 +84,10 @@ class KeyStore(Protocol):
 
     def list(self) -> list[ApiKey]: ...
 
+    def in_use(self) -> bool:
+        """Whether a key was ever made here: from then on every caller needs one, also when the last one is revoked."""
+        ...
+
     def find(self, token: str) -> ApiKey | None:
         """The key that ``token`` is, expired or not; None when it is none of ours."""
         ...
@@ -116,6 +120,10 @@ class FileKeyStore:
     def list(self) -> list[ApiKey]:
         self._refresh()
         return sorted(self._by_id.values(), key=lambda key: (key.created, key.id))
+
+    def in_use(self) -> bool:
+        self._refresh()
+        return self._stamp is not None
 
     def find(self, token: str) -> ApiKey | None:
         self._refresh()
@@ -209,9 +217,13 @@ class MemoryKeyStore:
 
     def __init__(self) -> None:
         self._by_id: dict[str, ApiKey] = {}
+        self._used = False
 
     def list(self) -> list[ApiKey]:
         return list(self._by_id.values())
+
+    def in_use(self) -> bool:
+        return self._used
 
     def find(self, token: str) -> ApiKey | None:
         return match(token, self._by_id)
@@ -219,6 +231,7 @@ class MemoryKeyStore:
     def create(self, new: NewKey) -> tuple[ApiKey, str]:
         key, token = make(new, now=int(time.time()))
         self._by_id[key.id] = key
+        self._used = True
         return key, token
 
     def revoke(self, key_id: str) -> ApiKey:

@@ -29,7 +29,7 @@ class ApiOptions:
     tls_cert: Path | None = None
     tls_key: Path | None = None
     open_loopback: bool = True
-    """While no API key exists, callers on this machine may read and chat without one."""
+    """While no API key was ever made, callers on this machine may read and chat without one."""
     allowed_hosts: tuple[str, ...] = ()
     """Names that ``Host`` may have besides loopback names, addresses and ``host``."""
     cors_origins: tuple[str, ...] = ()

@@ -53,7 +53,9 @@ def list_keys(home: HomeOption = None, as_json: JsonOption = False) -> None:
         return
     output.table([_row(key) for key in keys], ["id", "name", "scopes", "limits", "created", "expires"])
     if not keys:
-        output.note("No keys: without one, only this machine may use the API.")
+        output.note(
+            "No keys. Until the first is made, programs on this machine may chat, unless api.require_key is on."
+        )
 
 
 @app.command("revoke")
@@ -68,7 +70,7 @@ def revoke(
     answer = client.delete(f"/gnus/v1/keys/{quote(key_id, safe='')}")
     output.emit(answer) if as_json else output.say(f"revoked {key_id}")
     if not client.get("/gnus/v1/keys")["data"]:
-        output.note("That was the last key. Without one, this machine may use the API, unless api.require_key is on.")
+        output.note("That was the last key: nobody can use the API over TCP until you create another.")
 
 
 def _row(key: dict[str, Any]) -> dict[str, Any]:

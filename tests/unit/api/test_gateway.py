@@ -189,6 +189,15 @@ async def test_once_a_key_exists_everyone_needs_one(node: ScriptedNode) -> None:
         assert (await client.get("/v1/models", headers={"authorization": f"bearer {token}"})).status_code == 200
 
 
+async def test_revoking_the_last_key_does_not_open_the_node(node: ScriptedNode) -> None:
+    keys = MemoryKeyStore()
+    token = make_key(keys)
+    keys.revoke(keys.list()[0].id)
+    async with client_of(node, keys) as client:
+        for headers in ({}, {"authorization": f"Bearer {token}"}):
+            assert_envelope(await client.get("/v1/models", headers=headers), 401, "invalid_api_key")
+
+
 async def test_an_expired_key_is_refused(node: ScriptedNode, monkeypatch: pytest.MonkeyPatch) -> None:
     keys = MemoryKeyStore()
     key, token = keys.create(NewKey(name="brief", expires_in_seconds=5))

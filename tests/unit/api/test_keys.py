@@ -177,3 +177,12 @@ def test_the_file_is_plain_json_that_a_person_can_read(path: Path) -> None:
     (entry,) = json.loads(path.read_text("utf-8"))
     assert entry["name"] == "alice"
     assert entry["limits"]["requests_per_minute"] == 3
+
+
+def test_a_store_that_had_a_key_stays_in_use_also_for_the_next_process(path: Path) -> None:
+    store = FileKeyStore(path)
+    assert not store.in_use()
+    key, _ = store.create(ALICE)
+    store.revoke(key.id)
+    assert store.in_use()
+    assert FileKeyStore(path).in_use()
