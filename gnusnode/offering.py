@@ -229,7 +229,12 @@ def _engine_limits(settings: Settings) -> EngineLimits:
         silent_after=inference.watchdog_seconds,
         load_timeout=inference.start_seconds,
         stream_bytes=limits.stream_buffer_bytes,
-        queue=QueueLimits(waiting=inference.max_queued, waiting_per_tenant=inference.max_queued_per_tenant),
+        queue=QueueLimits(
+            waiting=inference.max_queued,
+            waiting_per_tenant=inference.max_queued_per_tenant,
+            # One slot is never one tenant's to take: whoever comes next begins at once.
+            running_per_tenant=max(1, inference.slots - 1),
+        ),
     )
 
 

@@ -236,7 +236,7 @@ class Dispatcher:
         now = trio.current_time()
         if job.stopping_since is not None or self._post is None or job.ticket is None:
             return
-        if not self._queue.is_pressed(now):
+        if not self._queue.is_pressed(now, leaving=job.ticket.tenant):
             if not self._owed_room:
                 return
             self._owed_room -= 1

@@ -174,9 +174,9 @@ class FairQueue(Generic[T]):
         if not state.running and not state.waiting:
             del self._tenants[ticket.tenant]
 
-    def is_pressed(self, now: float) -> bool:
-        """Whether somebody who may have a slot has lost patience."""
-        return any(now - head[2] >= self._limits.patience for head in self._heads(now))
+    def is_pressed(self, now: float, *, leaving: str | None = None) -> bool:
+        """Whether somebody who may have a slot, once tenant ``leaving`` gives one up, has lost patience."""
+        return any(now - head[2] >= self._limits.patience for head in self._heads(now, leaving))
 
     def end_turn(self, ticket: Ticket[T], made: int, following: Cost, now: float) -> Ticket[T]:
         """Lets a job that held a slot and ``made`` tokens wait for its next turn, behind those that had none."""
@@ -196,11 +196,11 @@ class FairQueue(Generic[T]):
         state.served -= ticket.cost.tokens / self._weight(ticket.tenant)
         state.waiting.setdefault(ticket.priority, deque()).appendleft(ticket)
 
-    def _heads(self, now: float) -> Iterator[tuple[int, float, float, Ticket[T]]]:
+    def _heads(self, now: float, leaving: str | None = None) -> Iterator[tuple[int, float, float, Ticket[T]]]:
         """The first job of each line that may run: (class, tokens served, since, ticket)."""
         most = self._limits.running_per_tenant
-        for state in self._tenants.values():
-            if most is not None and state.running >= most:
+        for name, state in self._tenants.items():
+            if most is not None and state.running - (name == leaving) >= most:
                 continue
             for priority, line in state.waiting.items():
                 lifted = int((now - line[0].since) / self._limits.lift_after)

@@ -301,3 +301,13 @@ def test_the_ledger_forgets_the_oldest_requests_first() -> None:
         ledger.record("m", [f"r{index}"], now=0.0, reason="r")
     assert not ledger.poisoned("old")
     assert ledger.poisoned("r4999")
+
+
+def test_a_tenant_at_its_limit_presses_its_own_jobs_only() -> None:
+    queue = FairQueue[str](8, QueueLimits(running_per_tenant=1, patience=3))
+    offer(queue, "first", tenant="a")
+    offer(queue, "second", tenant="a")
+    assert queue.take(0.0) is not None
+    assert not queue.is_pressed(9.0)
+    assert not queue.is_pressed(9.0, leaving="b")
+    assert queue.is_pressed(9.0, leaving="a")
