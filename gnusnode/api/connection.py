@@ -241,6 +241,7 @@ class Connection:
             case Closed():
                 self._finish_sending()
             case _:
+                # anycorn grew an event that we do not know: losing it in silence would lose a reply
                 raise NotImplementedError(f"HTTP/1.1 asks for {type(event).__name__}")
 
     async def _write(self, data: bytes) -> None:

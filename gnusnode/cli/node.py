@@ -153,7 +153,7 @@ def status(
             _show_status(data)
         if not watch:
             return
-        time.sleep(1)
+        time.sleep(1)  # status --watch draws once a second; Ctrl-C ends it
 
 
 def _show_status(data: dict[str, Any]) -> None:
