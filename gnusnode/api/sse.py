@@ -16,7 +16,7 @@ from gnusnode.api.envelope import error_object
 from gnusnode.api.facade import NodeFacade
 from gnusnode.api.options import ApiOptions
 from gnusnode.api.tasks import Event, Feed, Job, running, unless_gone
-from gnusnode.contracts.services import PlanMade
+from gnusnode.contracts.services import ChoiceDelta, PlanMade
 from gnusnode.errors import Cancelled, GnusError, InternalError
 
 log = logging.getLogger(__name__)
@@ -96,6 +96,7 @@ class TaskStream(Response):
         return head
 
     async def _write(self, feed: Feed, batch: list[Event], send: Send) -> None:
+        """Paced: what is generated within an interval goes into one chunk. The end of a choice does not wait for it."""
         while True:
             chunks = self._encoder.feed([*batch, *feed.ready()])
             if feed.finished:
@@ -104,9 +105,10 @@ class TaskStream(Response):
                 await send(body_message(b"".join(map(data_event, chunks))))
             if feed.finished:
                 return
-            # Pacing: what is generated meanwhile goes into one chunk.
-            await trio.sleep(self._options.sse_interval_seconds)
+            due = trio.current_time() + self._options.sse_interval_seconds
             batch = [await self._next(feed, send)]
+            if isinstance(batch[-1], ChoiceDelta):
+                batch += await feed.until(due)
 
     async def _next(self, feed: Feed, send: Send) -> Event:
         while True:

@@ -76,6 +76,18 @@ class Feed:
                 found.append(self._count(event))
         return found
 
+    async def until(self, due: float) -> list[Event]:
+        """The events that come before ``due`` (trio time), up to the first that is no text, or the first failure."""
+        found: list[Event] = []
+        with trio.move_on_at(due):
+            while self._held is None and (not found or isinstance(found[-1], ChoiceDelta)):
+                event = await self._events.receive()
+                if isinstance(event, GnusError):
+                    self._held = event
+                else:
+                    found.append(self._count(event))
+        return found
+
     def _count(self, event: Event) -> Event:
         if isinstance(event, TaskDone):
             self._running -= 1

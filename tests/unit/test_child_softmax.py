@@ -1,11 +1,21 @@
 """The log-normaliser of a row of logits."""
 
 import math
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
 
 from gnusnode.inference.child.jobs import Softmax
+
+pytestmark = pytest.mark.usefixtures("quiet_overflow")
+
+
+@pytest.fixture
+def quiet_overflow() -> Iterator[None]:
+    """As in the engine child."""
+    with np.errstate(over="ignore"):
+        yield
 
 
 @pytest.mark.parametrize("offset", [0.0, 30.0, 85.0, 300.0, -60.0, -90.0, -5000.0])

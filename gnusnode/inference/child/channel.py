@@ -10,8 +10,9 @@ from typing import Any, Final
 from gnusnode.errors import GnusError
 from gnusnode.inference.frames import pack, pack_known
 
-_GATHER_SECONDS: Final = 0.02
-"""Tokens that come faster than this leave together: each write wakes the parent, which costs more than its tokens."""
+_GATHER_SECONDS: Final = 1 / 30
+"""Tokens that come faster than an eye sees them leave together: each write wakes the parent, which costs more than its
+tokens."""
 _LOG_BURST: Final = 40
 _LOG_RATE: Final = 10.0
 """Log lines per second after the burst; a native library in trouble prints without end."""

@@ -114,7 +114,10 @@ class Job(ABC):
 
 
 class Softmax:
-    """Log-probabilities over the vocabulary in one reused buffer: an allocation per token would cost as much again."""
+    """Log-probabilities over the vocabulary in one reused buffer: an allocation per token would cost as much again.
+
+    The process has to let numpy overflow in silence (``np.seterr``): asking for it each time costs more than the sum.
+    """
 
     def __init__(self, n_vocab: int) -> None:
         self._scratch = np.empty(n_vocab, np.float32)
@@ -123,9 +126,8 @@ class Softmax:
         """log(sum(exp(row)))."""
         # Unshifted first: logits of real models stay where float32 can raise e to them, and a pass over the row is
         # a percent of a small model's step.
-        with np.errstate(over="ignore", under="ignore"):
-            np.exp(row, out=self._scratch)
-            total = float(self._scratch.sum())
+        np.exp(row, out=self._scratch)
+        total = float(self._scratch.sum())
         if _SAFE < total < 1 / _SAFE:
             return math.log(total)
         peak = float(row.max())

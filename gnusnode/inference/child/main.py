@@ -162,11 +162,14 @@ def _load(spec: ChildSpec, renderer: TemplateRenderer, outbox: Outbox) -> _Engin
     Raises:
         GnusError: the model or its context cannot be had.
     """
+    import numpy as np
+
     from gnusnode.inference.child.embedding import EmbeddingEngine
     from gnusnode.inference.child.engine import GenerationEngine
     from gnusnode.inference.child.model import Model
     from gnusnode.inference.child.native import LogSink, NativeError
 
+    np.seterr(over="ignore")  # see ``Softmax``, which looks at what it got
     log = NativeLog(outbox)
     LogSink(log).install()
     try:

@@ -33,6 +33,7 @@ State = NDArray[np.uint8]
 _WARN: Final = 3
 """ggml log level: 1 debug, 2 info, 3 warning, 4 error, 5 continuation of the line before."""
 _MAX_PIECE: Final = 1 << 16
+_MAX_VIEWS: Final = 4096
 
 
 class NativeError(Exception):
@@ -208,6 +209,8 @@ class Context:
         self._memory = lib.llama_get_memory(handle)
         """None in models that only encode."""
         self._row: Any = ctypes.c_float * vocab.size
+        self._rows: dict[int, Row] = {}
+        """Views by address: the library writes its logits to the same few places for as long as the context lives."""
         self._embedding: Any = ctypes.c_float * int(lib.llama_model_n_embd_out(model))
         self._abort = ctypes.create_string_buffer(2)
         self.n_ctx = int(lib.llama_n_ctx(handle))
@@ -272,13 +275,20 @@ class Context:
 
     def logits(self, row: int) -> Row:
         """Logits of one batch row that was wanted: float32, one per token. A view, valid until the next decode."""
-        pointer = _not_null(lib.llama_get_logits_ith(self._handle, row), f"llama_get_logits_ith({row})")
-        return _view(pointer, self._row)
+        address = _logits_address(self._handle, row)
+        if not address:
+            raise NativeError(f"llama_get_logits_ith({row}) answered NULL")
+        view = self._rows.get(address)
+        if view is None:
+            if len(self._rows) >= _MAX_VIEWS:
+                self._rows.clear()
+            view = self._rows[address] = _view(address, self._row)
+        return view
 
     def embedding(self, seq: int) -> Row:
         """Pooled embedding of a sequence of the last batch: float32, a copy."""
         pointer = _not_null(lib.llama_get_embeddings_seq(self._handle, seq), f"llama_get_embeddings_seq({seq})")
-        return _view(pointer, self._embedding).copy()
+        return _view(ctypes.addressof(pointer.contents), self._embedding).copy()
 
     def remove(self, seq: int, start: int = 0) -> bool:
         """Forget a sequence from a position on. False: this kind of memory can only forget it whole."""
@@ -329,9 +339,15 @@ def _octets(array: State) -> Any:
     return ctypes.cast(array.ctypes.data, ctypes.POINTER(ctypes.c_uint8))
 
 
-def _view(pointer: Any, kind: Any) -> Row:
-    """The array of C type ``kind`` at a pointer. Not ``np.ctypeslib``: this runs for every token."""
-    return np.frombuffer(kind.from_address(ctypes.addressof(pointer.contents)), np.float32)
+# The package's own prototype wraps the result into a pointer object, for every token.
+_logits_address: Any = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int32)(
+    ctypes.cast(lib.llama_get_logits_ith, ctypes.c_void_p).value or 0
+)
+
+
+def _view(address: int, kind: Any) -> Row:
+    """The array of C type ``kind`` at an address."""
+    return np.frombuffer(kind.from_address(address), np.float32)
 
 
 def _not_null(value: Any, call: str) -> Any:

@@ -50,7 +50,7 @@ class Scheduler:
         prefill_per_step: int,
         canonical: bool,
     ) -> None:
-        self.speed = speed
+        self._prefill_rate, self._decode_rate = speed.prefill, speed.decode
         self._slots = slots
         self._context = context
         self._cache = cache
@@ -65,6 +65,10 @@ class Scheduler:
         self._left_waiting = 0
         self._feeding: frozenset[int] = frozenset()
         self._fed_last = False
+
+    @property
+    def speed(self) -> Speed:
+        return Speed(self._prefill_rate, self._decode_rate)
 
     @property
     def active(self) -> int:
@@ -131,7 +135,7 @@ class Scheduler:
         jobs = self._fill()
         if not jobs:
             return
-        decoding = all(job.decodes for job in jobs)
+        decoding = not self._feeding
         start = time.perf_counter()
         outcome = self._decode()
         elapsed = time.perf_counter() - start
@@ -202,6 +206,10 @@ class Scheduler:
         """Put this step's tokens into the batch; the jobs they belong to."""
         self._batch.clear()
         answers = [job for job in self._active if job.decodes]
+        if len(answers) == len(self._active):  # most steps
+            for job in answers:
+                job.put(self._batch, 1)
+            return answers
         prompts = [job for job in self._active if not job.decodes]
         if self._canonical and prompts:
             self._fed_last = not (self._fed_last and answers)
@@ -221,7 +229,7 @@ class Scheduler:
     def _prefill_room(self, answers_run: bool) -> int:
         if self._canonical or not answers_run:
             return self._prefill_per_step
-        paced = int(self.speed.prefill * _STEP_SECONDS)
+        paced = int(self._prefill_rate * _STEP_SECONDS)
         return min(self._prefill_per_step, max(_LEAST_PREFILL, paced))
 
     def _commit(self, jobs: list[Job]) -> None:
@@ -257,8 +265,6 @@ class Scheduler:
     def _learn(self, decoding: bool, seconds: float) -> None:
         """Update the measured speed from a step of one kind; mixed steps say little about either."""
         if decoding:
-            decode = self.speed.decode + _RATE_WEIGHT * (self._batch.size / seconds - self.speed.decode)
-            self.speed = Speed(self.speed.prefill, decode)
+            self._decode_rate += _RATE_WEIGHT * (self._batch.size / seconds - self._decode_rate)
         elif self._batch.size >= _LEAST_PREFILL:
-            prefill = self.speed.prefill + _RATE_WEIGHT * (self._batch.size / seconds - self.speed.prefill)
-            self.speed = Speed(prefill, self.speed.decode)
+            self._prefill_rate += _RATE_WEIGHT * (self._batch.size / seconds - self._prefill_rate)

@@ -107,6 +107,24 @@ async def test_fast_tokens_are_gathered_but_the_first_is_sent_at_once(node: Scri
     assert 4 <= len(texts) <= 8
 
 
+async def test_the_end_of_an_answer_does_not_wait_for_the_pace(node: ScriptedNode, autojump_clock: Any) -> None:
+    node.script = Script(pieces=("a", "b", "c"), interval=0.01)
+    begin = trio.current_time()
+    *chunks, last = await chunks_of(node, sse_interval_seconds=60.0)
+    assert trio.current_time() - begin < 1.0
+    assert "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in chunks) == "abc"
+    assert last == "[DONE]"
+
+
+async def test_text_that_is_being_gathered_when_a_task_fails_still_arrives(
+    node: ScriptedNode, autojump_clock: Any
+) -> None:
+    node.script = Script(pieces=("a", "b", "c"), interval=0.01, fail_after=(2, EngineFailed("it died")))
+    *chunks, last = sse(await text_of(node, sse_interval_seconds=60.0))
+    assert "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in chunks) == "ab"
+    assert last["error"]["code"] == "engine_failed"
+
+
 async def test_slow_tokens_are_sent_one_by_one(node: ScriptedNode, autojump_clock: Any) -> None:
     node.script = Script(pieces=("a", "b", "c"), interval=0.5)
     *chunks, _ = await chunks_of(node)
