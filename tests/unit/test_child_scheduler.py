@@ -422,6 +422,27 @@ def test_the_rate_of_decoding_is_that_of_all_streams_together(monkeypatch: pytes
     assert bench.scheduler.speed.decode == pytest.approx(4.0, rel=0.01)
 
 
+def test_answers_that_are_cheaper_alone_alternate_and_none_falls_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    bench = Bench()
+    decode = bench.context.decode
+
+    def slow(batch: Batch) -> Outcome:
+        nonlocal now
+        now += 0.01 if batch.size == 1 else 0.03 * batch.size
+        return decode(batch)
+
+    monkeypatch.setattr(bench.context, "decode", slow)
+    monkeypatch.setattr("gnusnode.inference.child.scheduler.time.perf_counter", lambda: now)
+    jobs = [CountingJob(n, prompt(n, 10), 300) for n in range(1, 4)]
+    bench.submit(*jobs)
+    for _ in range(100):
+        bench.scheduler.step()
+    made = [len(job.tokens) - 10 for job in jobs]
+    assert max(made) - min(made) <= 1
+    assert sum(len(fed) == 1 for fed in bench.context.decodes) > 90
+
+
 _ACTIONS = st.one_of(
     st.tuples(st.just("submit"), st.integers(1, 60), st.integers(1, 90)),
     st.tuples(st.just("step"), st.integers(1, 60)),

@@ -30,6 +30,7 @@ class Job(ABC):
         interrupted: it gave its cells back and has to be fed again, up to where it was.
         stepwise: what follows the prompt is fed a token a step even where it is known, because a token that is fed in
             company of the next ones gets other bits.
+        served: when it got its last token, in the scheduler's count of decodes.
         finished: nothing more will be fed; the scheduler takes the lease back.
     """
 
@@ -41,6 +42,7 @@ class Job(ABC):
         self.stepwise = False
         self.elastic = False
         self.interrupted = False
+        self.served = 0
         self.lease: Lease | None = None
         self.finished = False
         self.submitted = time.perf_counter()

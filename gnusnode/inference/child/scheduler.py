@@ -1,7 +1,8 @@
 """Continuous batching: every step serves all running jobs with one decode.
 
 Running answers come first with a token each, so they keep their pace; what room is left goes to prompts, shortest
-first, each with its fair share. There is no context shift.
+first, each with its fair share. Where answers are cheaper one by one than together, they alternate. There is no context
+shift.
 
 Jobs wait in order of arrival until the KV cache has cells for them. One whose answer may be long begins with a part of
 what it may need and grows; when no cell is left, the job that was admitted last gives all of its cells back, waits as
@@ -23,6 +24,7 @@ from gnusnode.inference.child.channel import Outbox
 from gnusnode.inference.child.jobs import Job
 from gnusnode.inference.child.kv import KvCache, Lease
 from gnusnode.inference.child.native import Batch, Context, NativeError, Outcome
+from gnusnode.inference.child.width import BatchWidth
 
 _STEP_SECONDS: Final = 0.1
 """Aimed length of a step that feeds prompts while answers run: their longest pause, and that of a cancel."""
@@ -51,6 +53,8 @@ class Scheduler:
         canonical: bool,
     ) -> None:
         self._prefill_rate, self._decode_rate = speed.prefill, speed.decode
+        self._width = BatchWidth(1 / speed.decode)
+        self._decodes = 0
         self._slots = slots
         self._context = context
         self._cache = cache
@@ -207,9 +211,7 @@ class Scheduler:
         self._batch.clear()
         answers = [job for job in self._active if job.decodes]
         if len(answers) == len(self._active):  # most steps
-            for job in answers:
-                job.put(self._batch, 1)
-            return answers
+            return self._fill_with_answers(answers)
         prompts = [job for job in self._active if not job.decodes]
         if self._canonical and prompts:
             self._fed_last = not (self._fed_last and answers)
@@ -225,6 +227,17 @@ class Scheduler:
                 fed.append(job)
         self._feeding = frozenset(job.number for job in fed)
         return [*answers, *fed]
+
+    def _fill_with_answers(self, answers: list[Job]) -> list[Job]:
+        """A token for each answer, or for as many as is cheapest: those whose last one is longest ago."""
+        width = self._width.choose(len(answers)) if answers else 0
+        if width < len(answers):
+            answers = sorted(answers, key=lambda job: job.served)[:width]
+        self._decodes += 1
+        for job in answers:
+            job.served = self._decodes
+            job.put(self._batch, 1)
+        return answers
 
     def _prefill_room(self, answers_run: bool) -> int:
         if self._canonical or not answers_run:
@@ -265,6 +278,7 @@ class Scheduler:
     def _learn(self, decoding: bool, seconds: float) -> None:
         """Update the measured speed from a step of one kind; mixed steps say little about either."""
         if decoding:
+            self._width.learn(self._batch.size, seconds)
             self._decode_rate += _RATE_WEIGHT * (self._batch.size / seconds - self._decode_rate)
         elif self._batch.size >= _LEAST_PREFILL:
             self._prefill_rate += _RATE_WEIGHT * (self._batch.size / seconds - self._prefill_rate)
