@@ -1,6 +1,6 @@
 """The composition root: opens everything that a node consists of, in order, and closes it in the reverse order.
 
-    home, lock ─ identity ─ store, audit ─ rpc ─ engines ─ roles ─ API ─ run.json
+    home, lock ─ identity ─ store, audit ─ models ─ swarm, rpc ─ engines ─ roles ─ peers ─ API ─ run.json
 
 ``run_daemon`` is the life of a node; ``open_node`` is the node without its HTTP surface, for tests and tools.
 """
@@ -12,6 +12,7 @@ import shutil
 import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import asdict
 from functools import partial
 
 import trio
@@ -26,32 +27,38 @@ from gnusnode.config.load import Loaded
 from gnusnode.config.lock import HomeLock
 from gnusnode.config.paths import Home
 from gnusnode.config.settings import Settings
-from gnusnode.contracts.roster import Roster
 from gnusnode.contracts.verify import verify
 from gnusnode.identity import NodeIdentity, rotations
+from gnusnode.net.facts import NodeFacts
 from gnusnode.net.local import LocalRpc
+from gnusnode.net.membership import Membership
+from gnusnode.network import open_swarm
 from gnusnode.node import Node
 from gnusnode.observe import events, notify
-from gnusnode.observe.health import DISK_LOW, NET_UNUSED
+from gnusnode.observe.health import DISK_LOW
 from gnusnode.observe.lag import every, watch_loop_lag
 from gnusnode.observe.logs import log_event
 from gnusnode.observe.observer import Observer
-from gnusnode.offering import Offering, open_offering
+from gnusnode.offering import Offering, open_models, open_offering
 from gnusnode.policy.envelopes import workspace_policy
 from gnusnode.store.audit import open_audit
 from gnusnode.store.db import Store, open_store
+from gnusnode.swarm import SwarmNode
 from roles.experts.service import ExpertService
 from roles.ingress.service import Ingress
 from roles.ingress.tasklog import StoreTaskLog
 from roles.ports import RoleContext
-from roles.router.choose import Swarm
-from roles.router.directory import RpcDirectory
+from roles.router.desk import FailoverOptions
+from roles.router.directory import RpcDirectory, SwarmDirectory
 from roles.router.service import Router, RouterOptions
 from roles.supervisor import Supervisor
 from roles.table import Role, RoleName, ServingRole
 
 LOW_DISK_BYTES = 512 * 2**20
 DISK_INTERVAL = 60.0
+GRANT_INTERVAL = 10.0
+"""Seconds between looks at the clock for certificates that end."""
+SERVICE_VERSION = 1
 CLOSE_SECONDS = 3.0
 """How long writing down the end may take."""
 
@@ -72,6 +79,7 @@ async def run_daemon(home: Home, loaded: Loaded, *, stop: trio.Event, on_ready: 
             api_options(home, loaded.settings),
             FileKeyStore(home.root / "keys.json"),
             node.observer,
+            node.surface,
         )
         bound: BoundAddresses = await nursery.start(serve)
         node.api_url = bound.url
@@ -100,7 +108,6 @@ async def open_node(home: Home, loaded: Loaded, *, stop: trio.Event) -> AsyncGen
         runfile.remove(home)  # of a predecessor that was killed
         identity = NodeIdentity.load_or_create(home.key)
         observer = Observer.create(log_event)
-        observer.health.update(NET_UNUSED, bool(settings.net.peers or settings.net.listen))
         metrics = observer.metrics
         async with open_store(
             home.data, map_size=settings.store.map_bytes, committed=metrics.store_commit_seconds.observe
@@ -108,20 +115,31 @@ async def open_node(home: Home, loaded: Loaded, *, stop: trio.Event) -> AsyncGen
             metrics.store_bytes.set_function(lambda: float(store.info().file_bytes))
             audit = await open_audit(store, identity, rotations=rotations(home.key))
             auditor = Auditor(audit, observer.bus, observer.health, observer.metrics)
-            rpc = LocalRpc(identity.peer_id, buffer_bytes=settings.limits.stream_buffer_bytes)
-            roster = Roster.solo(identity.peer_id)
-            context = role_context(identity, roster, observer)
-            async with open_offering(home, settings, identity.peer_id, observer) as offering:
+            models = await open_models(home, settings)
+            local = LocalRpc(identity.peer_id, buffer_bytes=settings.limits.stream_buffer_bytes)
+            async with (
+                open_swarm(home, settings, identity, observer, local, models) as swarm,
+                open_offering(settings, models, identity.peer_id, observer) as offering,
+            ):
                 metrics.engines.follow(offering.engine_infos)
-                roles = Supervisor(await build_roles(settings, context, rpc, offering, store), observer.bus)
-                node = Node(home, loaded, context, roster, observer, store, audit, rpc, roles, offering, stop)
+                context = role_context(identity, swarm.membership, observer)
+                configured = frozenset(RoleName(name) for name in settings.node.roles)
+                roles = Supervisor(
+                    await build_roles(settings, context, swarm, offering, store),
+                    observer.bus,
+                    swarm.granted(configured),
+                )
+                swarm.facts = partial(_facts, roles, offering)
+                node = Node(home, loaded, context, swarm, observer, store, audit, roles, offering, stop)
                 try:
                     async with trio.open_nursery() as nursery:
                         await nursery.start(roles.run)
                         nursery.start_soon(auditor.run)
                         nursery.start_soon(_watch_loop, observer, settings)
                         nursery.start_soon(_watch_disk, observer, home)
+                        nursery.start_soon(_follow_grants, swarm, roles, configured)
                         nursery.start_soon(offering.load)
+                        await nursery.start(swarm.run)
                         yield node
                         nursery.cancel_scope.cancel()
                 finally:
@@ -129,29 +147,31 @@ async def open_node(home: Home, loaded: Loaded, *, stop: trio.Event) -> AsyncGen
                         await auditor.drain()
 
 
-def role_context(identity: NodeIdentity, roster: Roster, observer: Observer) -> RoleContext:
+def role_context(identity: NodeIdentity, membership: Membership, observer: Observer) -> RoleContext:
     """The node as its roles see it: a swarm of one until it joins another."""
     return RoleContext(
         signer=identity,
-        swarm_id=roster.swarm_id,
-        verify=lambda record: verify(record, _now_ms(), roster),
+        swarm=lambda: membership.swarm_id,
+        verify=lambda record: verify(record, _now_ms(), membership.roster),
         now_ms=_now_ms,
         observer=observer,
     )
 
 
 async def build_roles(
-    settings: Settings, context: RoleContext, rpc: LocalRpc, offering: Offering, store: Store
+    settings: Settings, context: RoleContext, swarm: SwarmNode, offering: Offering, store: Store
 ) -> list[Role]:
     """The roles that the settings name, in the order in which they start: who is called before who calls."""
-    core = ExpertService(offering.core, context)
-    elm = ExpertService(offering.elm, context)
+    rpc = swarm.rpc
+    core = ExpertService(offering.core, context, trusts=swarm.trusts)
+    elm = ExpertService(offering.elm, context, trusts=swarm.trusts)
     router = Router(
         rpc,
         context,
-        RpcDirectory(rpc),
-        lambda: _swarm_of_one(rpc, context),
-        RouterOptions(classify=settings.router.classify, plan_ms=round(settings.router.plan_seconds * 1000)),
+        SwarmDirectory(RpcDirectory(swarm.local), context.peer_id, swarm.table.cards),
+        swarm.view,
+        router_options(settings),
+        report=swarm.report,
     )
     log = await StoreTaskLog.open(store, settings.router.keep_plans)
     ingress = Ingress(rpc, context, log, partial(workspace_policy, settings.profile))
@@ -162,12 +182,29 @@ async def build_roles(
             RoleName.ROUTER,
             rpc,
             [router.service()],
-            lambda: {"running": router.running, "rerouted": router.rerouted},
+            lambda: {"running": router.running, **asdict(router.tally)},
             critical=True,
         ),
         ServingRole(RoleName.INGRESS, rpc, [ingress.service()], lambda: {"active": ingress.active}, critical=True),
     ]
     return [role for role in every_role if role.name.value in settings.node.roles]
+
+
+def router_options(settings: Settings) -> RouterOptions:
+    """The router as the settings ask for it."""
+    router = settings.router
+    return RouterOptions(
+        classify=router.classify,
+        plan_ms=round(router.plan_seconds * 1000),
+        explore=router.explore,
+        failover=FailoverOptions(
+            requeues=router.requeues,
+            claim_seconds=router.claim_seconds,
+            first_seconds=router.first_token_seconds,
+            idle_seconds=router.idle_seconds,
+            hedge_seconds=router.hedge_seconds,
+        ),
+    )
 
 
 def api_options(home: Home, settings: Settings) -> ApiOptions:
@@ -211,10 +248,20 @@ async def _watch_disk(observer: Observer, home: Home) -> None:
         await trio.sleep(DISK_INTERVAL)
 
 
-def _swarm_of_one(rpc: LocalRpc, context: RoleContext) -> Swarm:
-    alone = frozenset({context.peer_id})
-    offered = frozenset(name for name in ("core", "elm", "memory", "verifier", "grounding") if rpc.offers(name))
-    return Swarm(context.peer_id, members=alone, boundary=alone, services=offered)
+def _facts(roles: Supervisor, offering: Offering) -> NodeFacts:
+    """What others hear of this node."""
+    running = roles.running
+    services = {name: SERVICE_VERSION for name in (role.value for role in running)}
+    return NodeFacts(roles=running, services=services, artifacts=offering.artifacts())
+
+
+async def _follow_grants(swarm: SwarmNode, roles: Supervisor, configured: frozenset[RoleName]) -> None:
+    """Roles come and go as the swarm grants them, and as certificates begin and end."""
+    async with swarm.membership.changes() as changes:
+        while True:
+            roles.grant(swarm.granted(configured))
+            with trio.move_on_after(GRANT_INTERVAL):
+                await anext(changes)
 
 
 def _run_info(node: Node, bound: BoundAddresses) -> runfile.RunInfo:

@@ -23,6 +23,9 @@ swarm as ``to_wire`` dictionaries and come back as the same class.
     │   ├── Overloaded          503  queues are full
     │   ├── NoExpert            503  nobody can serve this
     │   ├── EngineFailed        502  the engine child died or answered nonsense
+    │   ├── PeerUnreachable     503  no connection to a peer, or it died
+    │   ├── UnsupportedProtocol 503  the peer does not speak what was asked for
+    │   ├── ProtocolViolation   502  a peer sent what no sound peer sends
     │   ├── Poisoned            502  this request was active in repeated engine crashes
     │   └── DeadlineExceeded    504
     ├── RecordRefused           400  a signed record failed verification (carries the outcome)
@@ -227,6 +230,19 @@ class Overloaded(Unavailable):
 
 class NoExpert(Unavailable):
     code = "no_peers_available"
+
+
+class PeerUnreachable(Unavailable):
+    code = "peer_unreachable"
+
+
+class UnsupportedProtocol(Unavailable):
+    code = "unsupported_protocol"
+
+
+class ProtocolViolation(Unavailable):
+    code = "protocol_violation"
+    status = 502
 
 
 class EngineFailed(Unavailable):

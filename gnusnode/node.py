@@ -16,18 +16,18 @@ from prometheus_client import CollectorRegistry
 from pydantic import ValidationError
 
 from gnusnode import __version__
-from gnusnode.api.facade import ModelCard, Readiness
+from gnusnode.api.facade import ModelCard, Readiness, SwarmSurface
 from gnusnode.config.load import Loaded
 from gnusnode.config.paths import Home
 from gnusnode.contracts.base import SignedRecord
 from gnusnode.contracts.events import AuditEvent
 from gnusnode.contracts.generation import EmbedRequest, EmbedResult
 from gnusnode.contracts.outcome import Outcome
-from gnusnode.contracts.roster import Roster
 from gnusnode.contracts.services import (
     INGRESS_CHAT,
     INGRESS_EMBED,
     INGRESS_PLAN,
+    ROUTED,
     ChoiceDelta,
     ChoiceDone,
     ModelCall,
@@ -39,12 +39,14 @@ from gnusnode.contracts.services import (
 )
 from gnusnode.contracts.verify import verify
 from gnusnode.errors import NotFound
+from gnusnode.net.alone import Alone
 from gnusnode.net.rpc import CallContext, Rpc
 from gnusnode.observe.health import AUDIT_BROKEN
 from gnusnode.observe.observer import Observer
 from gnusnode.offering import Offering
 from gnusnode.store.audit import AuditLog
 from gnusnode.store.db import Store
+from gnusnode.swarm import SwarmNode
 from roles.ports import RoleContext
 from roles.supervisor import Supervisor
 
@@ -59,11 +61,10 @@ class Node:
     home: Home
     loaded: Loaded
     context: RoleContext
-    roster: Roster
+    swarm: SwarmNode
     observer: Observer
     store: Store
     audit: AuditLog
-    rpc: Rpc
     roles: Supervisor
     offering: Offering
     stopping: trio.Event
@@ -80,6 +81,16 @@ class Node:
     @property
     def metrics(self) -> CollectorRegistry:
         return self.observer.metrics.registry
+
+    @property
+    def rpc(self) -> Rpc:
+        return self.swarm.rpc
+
+    @property
+    def surface(self) -> SwarmSurface:
+        """What the API shows of the swarm."""
+        swarm = self.swarm
+        return SwarmSurface(swarm.desk, swarm.presence or Alone(), lambda: swarm.puller)
 
     # --- work ---------------------------------------------------------------------------------------------------------
 
@@ -105,27 +116,29 @@ class Node:
 
     def verify(self, record: SignedRecord) -> Outcome:
         """Whether the record was to be believed when it was issued: what is past its time was not wrong then."""
-        return verify(record, record.issued_ms, self.roster)
+        return verify(record, record.issued_ms, self.swarm.roster)
 
     # --- what it is ---------------------------------------------------------------------------------------------------
 
     def models(self) -> list[ModelCard]:
+        """The names that leave the choice to the router, and every expert once, those of this node first."""
         created = int(self.started_at.timestamp())
-        router = ModelCard("gnus", created, "gnusnode", generates=True, embeds=False)
+        routed = [ModelCard(name, created, "gnusnode", generates=True, embeds=False) for name in ROUTED]
+        cards = {card.expert_id: card for card in (*self.swarm.table.cards(), *reversed(self.offering.cards()))}
         experts = [
             ModelCard(
                 card.expert_id,
                 created,
-                self.peer_id,
+                card.peer,
                 generates=card.engine.generates,
                 embeds=card.engine.embeds,
                 artifact_hash=card.engine.artifact_hash,
                 n_ctx=card.engine.n_ctx,
                 state=card.engine.state.value,
             )
-            for card in self.offering.cards()
+            for card in reversed(cards.values())
         ]
-        return [router, *experts] if any(card.generates for card in experts) else experts
+        return [*routed, *experts] if any(card.generates for card in experts) else experts
 
     def readiness(self) -> Readiness:
         reasons = self.roles.readiness() | self.offering.pending()
@@ -144,7 +157,7 @@ class Node:
             "home": str(self.home.root),
             "profile": settings.profile,
             "api": self.api_url,
-            "swarm": {"id": self.context.swarm_id, "state": "alone"},
+            "swarm": self.swarm.status(),
             "started": self.started_at.isoformat(timespec="seconds"),
             "uptime_s": round(time.monotonic() - self.started, 1),
             "ready": readiness.ready,

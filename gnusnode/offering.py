@@ -15,6 +15,7 @@ from gnusnode.config.settings import RemoteEngine, Settings
 from gnusnode.contracts.generation import EngineInfo
 from gnusnode.contracts.plan import ExpertRole
 from gnusnode.contracts.services import ExpertCard
+from gnusnode.contracts.swarm import OfferedArtifact
 from gnusnode.errors import ConfigError, GnusError, storage_error
 from gnusnode.inference.artifacts import elm as elms
 from gnusnode.inference.artifacts.catalogue import load_catalogue
@@ -70,6 +71,13 @@ class Offering:
     def cards(self) -> tuple[ExpertCard, ...]:
         """All experts of this node, those that load included."""
         return self.core.cards(self._peer_id) + self.elm.cards(self._peer_id)
+
+    def artifacts(self) -> tuple[OfferedArtifact, ...]:
+        """The model files that answer here, as others hear of them."""
+        by_hash: dict[str, list[ExpertCard]] = {}
+        for card in self.cards():
+            by_hash.setdefault(card.engine.artifact_hash, []).append(card)
+        return tuple(_offered(cards) for cards in by_hash.values())
 
     def engine_infos(self) -> tuple[EngineInfo, ...]:
         """All engines, canonical ones included."""
@@ -185,15 +193,26 @@ class Offering:
         self._observer.health.update(TEMPLATE_UNKNOWN, no_template, hosted.name, about=hosted.name)
 
 
-@asynccontextmanager
-async def open_offering(home: Home, settings: Settings, peer_id: str, observer: Observer) -> AsyncGenerator[Offering]:
-    """An empty ``Offering`` whose engines end with the context.
+async def open_models(home: Home, settings: Settings) -> ModelStore:
+    """The node's model files.
 
     Raises:
-        DataError, DiskFull: the model folder cannot be used. ConfigError: a remote server's key file cannot.
+        DataError, DiskFull: the model folder cannot be used.
     """
     store = ModelStore(settings.models.path or home.models, reserve=settings.models.reserve_bytes)
     await store.prepare()
+    return store
+
+
+@asynccontextmanager
+async def open_offering(
+    settings: Settings, store: ModelStore, peer_id: str, observer: Observer
+) -> AsyncGenerator[Offering]:
+    """An empty ``Offering`` whose engines end with the context.
+
+    Raises:
+        ConfigError: a remote server's key file cannot be used.
+    """
     inference = settings.inference
     crashes = CrashLedger(
         CrashPolicy(
@@ -221,6 +240,24 @@ async def open_offering(home: Home, settings: Settings, peer_id: str, observer: 
             )
             offering.attach_remote(remote, engine)
         yield offering
+
+
+def _offered(cards: list[ExpertCard]) -> OfferedArtifact:
+    """One model file and the experts that answer with it."""
+    engine = cards[0].engine
+    return OfferedArtifact(
+        name=engine.model,
+        artifact_hash=engine.artifact_hash,
+        slots=engine.slots,
+        free_slots=engine.free_slots,
+        queued=engine.queued,
+        decode_rate=engine.decode_rate,
+        prefill_rate=engine.prefill_rate,
+        state=engine.state,
+        determinism=engine.determinism,
+        n_ctx=engine.n_ctx,
+        expert_ids=tuple(card.expert_id for card in cards)[:16],
+    )
 
 
 def _engine_limits(settings: Settings) -> EngineLimits:

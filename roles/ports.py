@@ -24,13 +24,13 @@ class RoleContext:
 
     Attributes:
         signer: holds the node's key; signs what the node is answerable for.
-        swarm_id: the swarm whose plans this node makes and obeys.
+        swarm: names the swarm whose plans this node makes and obeys; another one once the node has moved.
         verify: judges records of others, and our own alike.
         now_ms: wall clock, milliseconds since the epoch; for records only, never for timeouts.
     """
 
     signer: Signer
-    swarm_id: str
+    swarm: Callable[[], str]
     verify: Verifier
     now_ms: Callable[[], int]
     observer: Observer
@@ -38,6 +38,10 @@ class RoleContext:
     @property
     def peer_id(self) -> str:
         return self.signer.peer_id
+
+    @property
+    def swarm_id(self) -> str:
+        return self.swarm()
 
     def timer(self, request_id: str) -> StageTimer:
         return self.observer.timer(request_id)

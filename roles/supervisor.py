@@ -1,22 +1,26 @@
-"""Runs the roles of a node: a failed one restarts with backoff, a critical one that keeps failing stops the node."""
+"""Runs the roles of a node: a failed one restarts with backoff, a critical one that keeps failing stops the node.
+
+A role that the swarm does not grant this node is withheld: it runs as soon as it is granted, and no longer.
+"""
 
 from __future__ import annotations
 
 import logging
 import traceback
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final, Literal
 
 import trio
 
+from gnusnode.contracts.swarm import Role as RoleName
 from gnusnode.errors import GnusError, InternalError
 from gnusnode.observe import events
 from gnusnode.observe.bus import EventBus
 from roles.table import Role
 
-State = Literal["starting", "running", "failed", "stopped"]
+State = Literal["starting", "running", "failed", "withheld", "stopped"]
 
 FIRST_DELAY: Final = 0.5
 LONGEST_DELAY: Final = 30.0
@@ -36,16 +40,37 @@ class _Watched:
     """In a row."""
     restarts: int = 0
     reason: str = ""
+    scope: trio.CancelScope = field(default_factory=trio.CancelScope)
 
 
 class Supervisor:
-    """Owns the tasks of all roles. ``run`` ends when it is cancelled, or with the error of a critical role."""
+    """Owns the tasks of all roles. ``run`` ends when it is cancelled, or with the error of a critical role.
 
-    def __init__(self, roles: Sequence[Role], bus: EventBus) -> None:
+    Args:
+        granted: the roles that may run; ``grant`` changes them.
+    """
+
+    def __init__(self, roles: Sequence[Role], bus: EventBus, granted: Collection[RoleName] = tuple(RoleName)) -> None:
         names = [role.name for role in roles]
         assert len(set(names)) == len(names), f"a role is listed twice: {names}"
         self._watched = [_Watched(role) for role in roles]
         self._bus = bus
+        self._granted = frozenset(granted)
+        self._regranted = trio.Event()
+
+    @property
+    def running(self) -> frozenset[RoleName]:
+        """The roles that can be called now."""
+        return frozenset(watched.role.name for watched in self._watched if watched.state == "running")
+
+    def grant(self, roles: Collection[RoleName]) -> None:
+        """Lets these roles run and no others, from now on."""
+        self._granted = frozenset(roles)
+        for watched in self._watched:
+            if watched.role.name not in self._granted:
+                watched.scope.cancel()
+        self._regranted.set()
+        self._regranted = trio.Event()
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Starts the roles in order, each once the one before is ready or has failed; then reports started.
@@ -68,7 +93,8 @@ class Supervisor:
 
     def readiness(self) -> dict[str, str]:
         """Why each role that cannot work cannot, by name; empty when all can."""
-        reasons = {watched.role.name.value: _reason(watched) for watched in self._watched}
+        expected = [watched for watched in self._watched if watched.role.name in self._granted]
+        reasons = {watched.role.name.value: _reason(watched) for watched in expected}
         return {name: reason for name, reason in reasons.items() if reason is not None}
 
     def status(self) -> dict[str, Any]:
@@ -87,30 +113,48 @@ class Supervisor:
     async def _keep_running(
         self, watched: _Watched, settled: trio.Event, fatal: list[GnusError], node: trio.CancelScope
     ) -> None:
-        def ready() -> None:
-            self._move(watched, "running")
-            settled.set()
-
         try:
-            while True:
-                begin = trio.current_time()
-                error = await _run_once(watched.role, ready)
-                steady = watched.state == "running" and trio.current_time() - begin >= STEADY_SECONDS
-                watched.failures = 1 if steady else watched.failures + 1
-                watched.reason = error.what
-                self._move(watched, "failed")
-                if watched.role.critical and watched.failures >= CRITICAL_FAILURES:
-                    fatal.append(error)
-                    node.cancel()
-                    return
-                settled.set()
-                await trio.sleep(min(FIRST_DELAY * 2 ** (watched.failures - 1), LONGEST_DELAY))
-                watched.restarts += 1
-                self._move(watched, "starting")
+            while not fatal:
+                if watched.role.name not in self._granted:
+                    watched.failures, watched.reason = 0, "the swarm does not grant it to this node"
+                    self._move(watched, "withheld")
+                    settled.set()
+                    await self._regranted.wait()
+                    continue
+                if watched.state == "withheld":
+                    watched.reason = ""
+                    self._move(watched, "starting")
+                with trio.CancelScope() as watched.scope:
+                    await self._while_granted(watched, settled, fatal, node)
         finally:
             settled.set()
             if watched.state != "failed":
                 self._move(watched, "stopped")
+
+    async def _while_granted(
+        self, watched: _Watched, settled: trio.Event, fatal: list[GnusError], node: trio.CancelScope
+    ) -> None:
+        """Runs a role again and again; returns when it has stopped the node."""
+
+        def ready() -> None:
+            self._move(watched, "running")
+            settled.set()
+
+        while True:
+            begin = trio.current_time()
+            error = await _run_once(watched.role, ready)
+            steady = watched.state == "running" and trio.current_time() - begin >= STEADY_SECONDS
+            watched.failures = 1 if steady else watched.failures + 1
+            watched.reason = error.what
+            self._move(watched, "failed")
+            if watched.role.critical and watched.failures >= CRITICAL_FAILURES:
+                fatal.append(error)
+                node.cancel()
+                return
+            settled.set()
+            await trio.sleep(min(FIRST_DELAY * 2 ** (watched.failures - 1), LONGEST_DELAY))
+            watched.restarts += 1
+            self._move(watched, "starting")
 
     def _move(self, watched: _Watched, state: State) -> None:
         watched.state = state

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
+from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
@@ -12,7 +13,7 @@ from gnusnode import __version__
 from gnusnode.api.audit import audit_routes
 from gnusnode.api.document import complete
 from gnusnode.api.envelope import error_response, from_http_exception
-from gnusnode.api.facade import NodeFacade
+from gnusnode.api.facade import NodeFacade, SwarmSurface
 from gnusnode.api.gateway import Gateway
 from gnusnode.api.gnus import key_routes, node_routes
 from gnusnode.api.health import health_routes
@@ -23,13 +24,30 @@ from gnusnode.api.openai.completions import CompletionRequest, completion_routes
 from gnusnode.api.openai.embeddings import EmbeddingsRequest, embedding_routes
 from gnusnode.api.openai.models import model_routes
 from gnusnode.api.options import ApiOptions
+from gnusnode.api.peers import PEER_BODIES, peer_routes
+from gnusnode.api.pull import PullOrder, pull_routes
+from gnusnode.api.swarm import SWARM_BODIES, swarm_routes
 from gnusnode.errors import GnusError, InternalError, Unprocessable
 from gnusnode.observe.observer import Observer
 
 
-def build_app(node: NodeFacade, options: ApiOptions, keys: KeyStore, observer: Observer) -> Gateway:
-    """The ASGI application of a node. It does no work of its own until it is called."""
-    return Gateway(_routes(node, options, keys, observer), node, options, keys, observer)
+def build_app(
+    node: NodeFacade, options: ApiOptions, keys: KeyStore, observer: Observer, swarm: SwarmSurface | None = None
+) -> Gateway:
+    """The ASGI application of a node. It does no work of its own until it is called.
+
+    Args:
+        swarm: None leaves out the routes about the swarm.
+    """
+    app = _routes(node, options, keys, observer)
+    bodies: tuple[type[BaseModel], ...] = (ChatRequest, CompletionRequest, EmbeddingsRequest, NewKey)
+    if swarm is not None:
+        app.include_router(swarm_routes(swarm.desk))
+        app.include_router(peer_routes(swarm.peers))
+        app.include_router(pull_routes(swarm.pulls, node.stopping, options))
+        bodies = (*bodies, *SWARM_BODIES, *PEER_BODIES, PullOrder)
+    complete(app, bodies)
+    return Gateway(app, node, options, keys, observer)
 
 
 def _routes(node: NodeFacade, options: ApiOptions, keys: KeyStore, observer: Observer) -> FastAPI:
@@ -57,7 +75,6 @@ def _routes(node: NodeFacade, options: ApiOptions, keys: KeyStore, observer: Obs
         health_routes(node),
     ):
         app.include_router(router)
-    complete(app, (ChatRequest, CompletionRequest, EmbeddingsRequest, NewKey))
     return app
 
 

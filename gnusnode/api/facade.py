@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -15,6 +15,9 @@ from gnusnode.contracts.events import AuditEvent
 from gnusnode.contracts.generation import EmbedRequest, EmbedResult
 from gnusnode.contracts.outcome import Outcome
 from gnusnode.contracts.services import ChoiceDelta, ChoiceDone, PlanMade, PlanView, TaskDone, TaskRequest
+from gnusnode.inference.artifacts.filework import Progress
+from gnusnode.net.blobs import Pulled
+from gnusnode.net.swarmdesk import FoundSwarm, InviteNode, JoinSwarm, MakeAdmin, Revoke, SetRoles
 
 
 @dataclass(frozen=True)
@@ -38,6 +41,84 @@ class Readiness:
 
     ready: bool
     reasons: dict[str, str] = field(default_factory=dict[str, str])
+
+
+class SwarmFacade(Protocol):
+    """Who belongs to the swarm, for people. ``net.swarmdesk.SwarmDesk`` is one. Answers are plain JSON."""
+
+    def swarm_status(self) -> dict[str, Any]: ...
+
+    def swarm_members(self) -> list[dict[str, Any]]: ...
+
+    def swarm_admins(self) -> list[dict[str, Any]]: ...
+
+    async def swarm_invites(self) -> list[dict[str, Any]]: ...
+
+    async def swarm_init(self, asked: FoundSwarm) -> dict[str, Any]: ...
+
+    async def swarm_join(self, asked: JoinSwarm) -> dict[str, Any]: ...
+
+    async def swarm_leave(self) -> dict[str, Any]: ...
+
+    async def swarm_invite(self, asked: InviteNode) -> dict[str, Any]: ...
+
+    async def swarm_withdraw(self, invite_id: str) -> dict[str, Any]: ...
+
+    async def swarm_roles(self, asked: SetRoles) -> dict[str, Any]: ...
+
+    async def swarm_revoke(self, asked: Revoke) -> dict[str, Any]: ...
+
+    async def swarm_admin(self, asked: MakeAdmin) -> dict[str, Any]: ...
+
+    async def swarm_unadmin(self, peer: str) -> dict[str, Any]: ...
+
+
+class PeersFacade(Protocol):
+    """The other nodes that this one knows. ``net.presence.Presence`` is one. Answers are plain JSON.
+
+    A peer is named by its PeerID or by the end of it.
+    """
+
+    def overview(self) -> dict[str, Any]:
+        """``counts`` and ``data``: all peers."""
+        ...
+
+    def show(self, name: str) -> dict[str, Any]: ...
+
+    async def connect(self, address: str) -> dict[str, Any]: ...
+
+    async def ping(self, name: str) -> dict[str, Any]: ...
+
+    async def ban(self, name: str, reason: str = "") -> dict[str, Any]: ...
+
+    async def unban(self, name: str) -> dict[str, Any]: ...
+
+
+class PullFacade(Protocol):
+    """What brings models from peers. ``net.blobs.Puller`` is one."""
+
+    async def pull(
+        self,
+        address: str,
+        *,
+        name: str | None = None,
+        peers: Sequence[str] = (),
+        replace: bool = False,
+        progress: Progress | None = None,
+    ) -> Pulled: ...
+
+
+@dataclass(frozen=True)
+class SwarmSurface:
+    """What the API shows of the swarm, besides the node itself.
+
+    Attributes:
+        pulls: what fetches models from peers; None while the node takes part in no network.
+    """
+
+    desk: SwarmFacade
+    peers: PeersFacade
+    pulls: Callable[[], PullFacade | None] = lambda: None
 
 
 class NodeFacade(Protocol):

@@ -36,6 +36,7 @@ def node_routes(node: NodeFacade, options: ApiOptions, observer: Observer) -> AP
         view = await node.plan(request_id, tenant=None if caller.allows(Scope.ADMIN) else caller.tenant)
         verification = {
             "plan": _verdict(node, view.plan),
+            "former_plans": [_verdict(node, plan) for plan in view.former_plans],
             "outputs": [_verdict(node, output) for output in view.outputs],
         }
         return json_response({**view.to_plain(), "verification": verification})

@@ -15,7 +15,7 @@ from starlette.types import ASGIApp
 from gnusnode.api.app import build_app
 from gnusnode.api.connection import Connection, protocol_config
 from gnusnode.api.envelope import error_bytes
-from gnusnode.api.facade import NodeFacade
+from gnusnode.api.facade import NodeFacade, SwarmSurface
 from gnusnode.api.keys import KeyStore
 from gnusnode.api.options import ApiOptions, BoundAddresses, refuse_exposure, tls_context
 from gnusnode.api.sockets import bound, peer_is_owner
@@ -33,6 +33,7 @@ async def serve_api(
     options: ApiOptions,
     keys: KeyStore,
     observer: Observer,
+    swarm: SwarmSurface | None = None,
     *,
     task_status: trio.TaskStatus[BoundAddresses] = trio.TASK_STATUS_IGNORED,
 ) -> None:
@@ -45,7 +46,7 @@ async def serve_api(
     """
     refuse_exposure(options, has_keys=bool(keys.list()))
     context = tls_context(options)
-    app = build_app(node, options, keys, observer)
+    app = build_app(node, options, keys, observer, swarm)
     async with bound(options) as listeners:
         server = _Server(app, options, context, observer.metrics)
         async with trio.open_nursery() as connections:

@@ -45,6 +45,11 @@ def body_message(body: bytes, *, more: bool = True) -> dict[str, Any]:
 class Encoder(Protocol):
     """Turns task events into the chunks of one API dialect."""
 
+    @property
+    def node(self) -> str | None:
+        """The node that answers, as far as ``feed`` was told."""
+        ...
+
     def feed(self, events: Iterable[Event]) -> list[dict[str, Any]]:
         """The chunks that these events make; may hold one back."""
         ...
@@ -59,8 +64,12 @@ class TaskStream(Response):
     status; later failures are an error event after which the stream ends without ``[DONE]``.
     """
 
-    def __init__(self, node: NodeFacade, options: ApiOptions, jobs: Sequence[Job], encoder: Encoder) -> None:
+    def __init__(
+        self, node: NodeFacade, options: ApiOptions, jobs: Sequence[Job], encoder: Encoder, headers: dict[str, str]
+    ) -> None:
+        """``headers`` are sent with the first byte: who answers is known by then and is added to them."""
         super().__init__()
+        self._headers = headers
         self._node = node
         self._options = options
         self._jobs = jobs
@@ -74,7 +83,9 @@ class TaskStream(Response):
 
     async def _stream(self, send: Send) -> None:
         async with running(self._node, self._jobs) as feed:
-            head = await self._until_visible(feed)
+            head = self._encoder.feed([*await self._until_visible(feed), *feed.ready()])
+            if self._encoder.node is not None:
+                self._headers["x-gnus-node"] = self._encoder.node
             await send(start_message())
             try:
                 await self._write(feed, head, send)
@@ -95,10 +106,9 @@ class TaskStream(Response):
                 head.append(await feed.next())
         return head
 
-    async def _write(self, feed: Feed, batch: list[Event], send: Send) -> None:
+    async def _write(self, feed: Feed, chunks: list[dict[str, Any]], send: Send) -> None:
         """Paced: what is generated within an interval goes into one chunk. The end of a choice does not wait for it."""
         while True:
-            chunks = self._encoder.feed([*batch, *feed.ready()])
             if feed.finished:
                 chunks += self._encoder.finish()
             if chunks:
@@ -109,6 +119,7 @@ class TaskStream(Response):
             batch = [await self._next(feed, send)]
             if isinstance(batch[-1], ChoiceDelta):
                 batch += await feed.until(due)
+            chunks = self._encoder.feed([*batch, *feed.ready()])
 
     async def _next(self, feed: Feed, send: Send) -> Event:
         while True:

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from gnusnode.cli import audit, bench, chat, config, doctor, elm, identity, keys, models, node
+from gnusnode.cli import audit, bench, chat, config, devnet, doctor, elm, identity, keys, models, node, peers, swarm
 
 app = typer.Typer(
     name="gnusnode",
@@ -38,9 +38,12 @@ app.command("chat")(chat.chat)
 app.command("doctor")(doctor.doctor)
 app.command("bench")(bench.bench)
 app.command("bugreport")(doctor.bugreport)
+app.command("devnet")(devnet.devnet)
 app.add_typer(identity.app, name="id")
 app.add_typer(models.app, name="models")
 app.add_typer(elm.app, name="elm")
 app.add_typer(config.app, name="config")
 app.add_typer(audit.app, name="audit")
 app.add_typer(keys.app, name="keys")
+app.add_typer(swarm.app, name="swarm")
+app.add_typer(peers.app, name="peers")

@@ -123,9 +123,10 @@ def _request(
 def _stream(client: NodeClient, body: dict[str, Any]) -> str:
     """Prints an answer as it comes and returns it whole; says so when it was cut off."""
     parts: list[str] = []
-    reason = None
+    reason, facts = None, dict[str, Any]()
     try:
         for event in client.events("/v1/chat/completions", {**body, "stream": True}):
+            facts = event.get("gnus") or facts
             for choice in event.get("choices", ()):
                 piece = choice.get("delta", {}).get("content")
                 if piece:
@@ -137,6 +138,8 @@ def _stream(client: NodeClient, body: dict[str, Any]) -> str:
             output.say("")  # what follows begins a line
         raise
     output.say("")
+    if facts.get("resumed"):
+        output.aside("(the node that answered was lost; another one went on where it stopped)")
     if reason == "length":
         output.note("(cut off at the token limit; ask for more with --max-tokens)")
     return "".join(parts)

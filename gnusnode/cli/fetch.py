@@ -1,8 +1,15 @@
-"""What ``models pull`` does: the fetcher set up from the node's settings."""
+"""What ``models pull`` does: the fetcher set up from the node's settings, or the running node's peers."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
+from gnusnode.cli import output
+from gnusnode.cli.connect import connect
 from gnusnode.config.settings import Settings
+from gnusnode.contracts import ids
+from gnusnode.errors import NotRunning, RequestError
 from gnusnode.inference.artifacts.catalogue import load_catalogue
 from gnusnode.inference.artifacts.filework import Progress
 from gnusnode.inference.artifacts.modelrecord import StoredModel
@@ -46,3 +53,46 @@ async def fetch(
             replace=replace,
             progress=progress,
         )
+
+
+def is_address(source: str) -> bool:
+    """Whether ``source`` is a content address, which peers know and the web does not."""
+    return source.startswith(("cid://", "sha256:"))
+
+
+def fetch_from_peers(
+    home: str | None, source: str, name: str | None, sha256: str | None, peers: Sequence[str], replace: bool
+) -> dict[str, Any]:
+    """Lets the running node fetch ``source`` from its peers. An interrupt ends it; the node keeps what came.
+
+    Raises:
+        NotRunning: no node runs on this home.
+        RequestError: ``sha256`` is another than the address names.
+        GnusError: see ``net.blobs.Puller.pull``.
+    """
+    if sha256 is not None and sha256 not in (source, _digest(source)):
+        raise RequestError("the address and --sha256 name different digests", where=source[:200], hint="keep one")
+    order = {"source": source, "name": name, "peers": list(peers), "replace": replace}
+    try:
+        client = connect(home, timeout=None)
+    except NotRunning as error:
+        raise NotRunning(
+            "a content address is fetched from peers by the running node, and none is running here",
+            where=error.where,
+            hint="start it with: gnusnode start",
+        ) from error
+    pulled: dict[str, Any] = {}
+    with output.progress(source[:24]) as progress:
+        for event in client.events("/gnus/v1/models/pull", order):
+            if "pulled" in event:
+                pulled = event["pulled"]
+            else:
+                progress(event["done"], event["total"])
+    return pulled
+
+
+def _digest(source: str) -> str | None:
+    try:
+        return ids.sha256_from_cid(source)
+    except ValueError:
+        return None  # the node says what is wrong with it

@@ -10,6 +10,7 @@ import typer
 from gnusnode.cli import output
 from gnusnode.cli.connect import home_of
 from gnusnode.cli.output import HomeOption, JsonOption, guarded
+from gnusnode.errors import RequestError
 
 if TYPE_CHECKING:
     from gnusnode.config.settings import Settings
@@ -52,9 +53,12 @@ def add(
 @app.command("pull")
 @guarded
 def pull(
-    source: Annotated[str, typer.Argument(help="URL, OWNER/REPO/FILE of the hub, or 'default'.")],
+    source: Annotated[
+        str, typer.Argument(help="URL, OWNER/REPO/FILE of the hub, cid://… or sha256:… of peers, or 'default'.")
+    ],
     name: NameOption = None,
     sha256: PinOption = None,
+    peers: Annotated[list[str] | None, typer.Option("--from", help="Only from this peer; may be repeated.")] = None,
     replace: Annotated[bool, typer.Option("--replace", help="Let a taken name point to this file.")] = False,
     home: HomeOption = None,
     as_json: JsonOption = False,
@@ -62,8 +66,14 @@ def pull(
     """Fetch a model; an interrupted download goes on where it stopped."""
     import trio
 
-    from gnusnode.cli.fetch import fetch
+    from gnusnode.cli.fetch import fetch, fetch_from_peers, is_address
 
+    if is_address(source):
+        pulled = fetch_from_peers(home, source, name, _pin(sha256), peers or [], replace)
+        _show_pulled(pulled, as_json)
+        return
+    if peers:
+        raise RequestError("only a content address comes from peers", where="--from", hint="give cid://… or sha256:…")
     settings, store = open_store(home)
     with output.progress(source.rsplit("/", 1)[-1][:40]) as progress:
         model = trio.run(lambda: fetch(settings, store, source, name, _pin(sha256), replace, progress))
@@ -170,8 +180,6 @@ def _pin(sha256: str | None) -> str | None:
     Raises:
         RequestError: it is no sha256.
     """
-    from gnusnode.errors import RequestError
-
     if sha256 is None:
         return None
     digits = sha256.removeprefix("sha256:").lower()
@@ -192,6 +200,22 @@ def _row(model: StoredModel) -> dict[str, Any]:
         "source": model.source,
         "determinism": model.traits.determinism,
     }
+
+
+def _show_pulled(pulled: dict[str, Any], as_json: bool) -> None:
+    from gnusnode.inference.artifacts.models import StoredModel
+
+    model = StoredModel.model_validate(pulled["model"])
+    if as_json:
+        output.emit(_row(model) | {"expert": pulled["expert"], "received": pulled["received"]})
+        return
+    for peer, count in pulled["received"].items():
+        output.note(f"{output.size(count)} from {peer}")
+    if pulled["expert"]:
+        output.say(f"{pulled['expert']}  {model.name}  {model.sha256}")
+        output.note("The node serves the expert from its next start on.")
+        return
+    _show(model, as_json)
 
 
 def _show(model: StoredModel, as_json: bool) -> None:

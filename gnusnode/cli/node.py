@@ -139,21 +139,24 @@ def version(as_json: JsonOption = False) -> None:
 @guarded
 def status(
     home: HomeOption = None,
-    watch: Annotated[bool, typer.Option("--watch", help="Show it again every second until Ctrl-C.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", help="Show it again when it changes, until Ctrl-C.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Show what the node is, what it serves and what is wrong with it."""
-    while True:
+    from gnusnode.cli.watch import captured, follow
+
+    def show() -> None:
         data = connect(home).get("/gnus/v1/status")
-        if as_json:
-            output.emit(data)
-        else:
-            if watch:
-                output.write("\x1b[2J\x1b[H")
-            _show_status(data)
-        if not watch:
-            return
-        time.sleep(1)  # status --watch draws once a second; Ctrl-C ends it
+        output.emit(data) if as_json else _show_status(data)
+
+    if watch:
+        follow(lambda: captured(show), restless=_RESTLESS)
+    else:
+        show()
+
+
+_RESTLESS = ("up ", "memory ", '  "uptime_s"', '  "rss_bytes"', '  "engine_rss_bytes"')
+"""Beginnings of the lines of a status that change by themselves."""
 
 
 def _show_status(data: dict[str, Any]) -> None:
@@ -163,7 +166,7 @@ def _show_status(data: dict[str, Any]) -> None:
             "version": data["version"],
             "home": data["home"],
             "api": data["api"],
-            "swarm": data["swarm"]["state"],
+            **_swarm_lines(data["swarm"]),
             "ready": "yes" if data["ready"] else "no",
             "up": _duration(data["uptime_s"]),
             "memory": f"{output.size(data['rss_bytes'])} node, {output.size(data['engine_rss_bytes'])} models",
@@ -185,6 +188,17 @@ def _show_status(data: dict[str, Any]) -> None:
         output.say("")
         output.say(f"{warning['severity']}: {warning['text']}")
         output.say(f"  next: {warning['remedy']}")
+
+
+def _swarm_lines(swarm: dict[str, Any]) -> dict[str, str]:
+    """The swarm and, where there is a network, how far its peers have come."""
+    from gnusnode.cli.peers import summary
+
+    name = f"{swarm['name']}, " if swarm.get("name") else ""
+    lines = {"swarm": f"{name}{swarm['state']}"}
+    if swarm.get("peers"):
+        lines["peers"] = summary(swarm["peers"])
+    return lines
 
 
 def _duration(seconds: float) -> str:

@@ -43,6 +43,11 @@ def note(text: str) -> None:
     _write(sys.stderr, text + "\n")
 
 
+def aside(text: str) -> None:
+    """A remark that few need: as ``note``, and dim where the terminal can."""
+    note(f"\x1b[2m{text}\x1b[0m" if sys.stderr and sys.stderr.isatty() and "NO_COLOR" not in os.environ else text)
+
+
 def write(text: str) -> None:
     """Part of a line, shown at once."""
     _write(sys.stdout, text)

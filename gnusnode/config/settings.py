@@ -95,10 +95,48 @@ class ApiSettings(Section):
 class NetSettings(Section):
     """The swarm."""
 
-    listen: tuple[Multiaddr, ...] = Field(default=(), description="Multiaddrs to listen on for peers; empty: none.")
-    peers: tuple[Multiaddr, ...] = Field(default=(), description="Multiaddrs of peers to dial at start.")
+    enabled: Literal["auto", "on", "off"] = Field(
+        default="auto",
+        description="Take part in a network; `auto`: once the node belongs to a swarm or `net.peers` names anybody.",
+    )
+    listen: tuple[Multiaddr, ...] = Field(
+        default=("/ip4/0.0.0.0/tcp/8478",),
+        description="TCP multiaddrs to listen on for peers; port 0 chooses one; empty: others cannot dial this node.",
+    )
+    announce: tuple[Multiaddr, ...] = Field(
+        default=(), description="Multiaddrs to tell others in place of the ones found, as behind a forwarded port."
+    )
+    peers: tuple[Multiaddr, ...] = Field(
+        default=(), description="Multiaddrs of peers to keep dialling, each ending in `/p2p/` and a PeerID."
+    )
     mdns: bool = Field(default=True, description="Find peers on the local network by multicast.")
+    mdns_interfaces: tuple[str, ...] = Field(
+        default=(), description="Addresses of the interfaces for multicast; empty: all of them."
+    )
     dht: bool = Field(default=True, description="Find peers by the distributed hash table.")
+    relay: Literal["off", "client", "server"] = Field(
+        default="client",
+        description="Relayed connections; `client`: use members' relays where needed, `server`: relay for members too.",
+    )
+    allow: tuple[str, ...] = Field(
+        default=(), description="Networks in CIDR notation that may connect; empty: all that `net.deny` leaves."
+    )
+    deny: tuple[str, ...] = Field(default=(), description="Networks in CIDR notation that may not connect.")
+    max_connections: int = Field(default=200, ge=4, le=10_000, description="Connections to peers.")
+    max_per_address: int = Field(default=32, ge=1, le=10_000, description="Incoming connections of one IP address.")
+    dial_seconds: Seconds = Field(default=5.0, description="Time a dialled address has to become a connection.")
+    ping_seconds: Seconds = Field(
+        default=5.0, description="A connection is asked for a sign of life this often, and dropped after three misses."
+    )
+    heartbeat_seconds: Seconds = Field(default=10.0, description="How often this node announces itself.")
+    ttl_seconds: Seconds = Field(
+        default=30.0, description="How long an announcement holds; a peer that is silent for longer is gone."
+    )
+    serve_artifacts: bool = Field(default=True, description="Let members of the swarm fetch model files from here.")
+    upload_bytes_per_second: int = Field(default=0, ge=0, description="Bandwidth for that, of all peers; 0: no limit.")
+    discovered_peers: int = Field(
+        default=32, ge=1, le=1000, description="Connections that this node seeks by itself before it stops looking."
+    )
 
 
 class ModelSettings(Section):
@@ -182,6 +220,25 @@ class RouterSettings(Section):
         description="Let a model classify intent, domain and risk; `auto`: only where the simple rules leave a choice.",
     )
     plan_seconds: Seconds = Field(default=300.0, description="How long a signed plan is valid.")
+    requeues: int = Field(
+        default=2, ge=0, le=7, description="Further experts that a request may go to after one has failed."
+    )
+    claim_seconds: Seconds = Field(
+        default=1.0, description="Silence of another node, besides the way there, after which the next one is asked."
+    )
+    first_token_seconds: Seconds = Field(
+        default=10.0, description="Silence before the first word, besides the time that it is expected to take."
+    )
+    idle_seconds: Seconds = Field(
+        default=30.0, description="Silence in the middle of an answer after which it counts as lost."
+    )
+    hedge_seconds: Seconds = Field(
+        default=2.0,
+        description="Wait for a first word, after which a second expert is asked too; only plain text at low risk.",
+    )
+    explore: float = Field(
+        default=0.1, ge=0, le=0.5, description="Part of the requests in plain text at low risk that new nodes get."
+    )
     keep_plans: int = Field(
         default=1000, ge=1, le=1_000_000, description="Plans and outputs that can be fetched afterwards."
     )

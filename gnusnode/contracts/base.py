@@ -58,7 +58,7 @@ class Record(BaseModel):
             MalformedRecord: not canonical, wrong fields, wrong types, limits exceeded.
         """
         try:
-            plain = canonical.decode(data, max_bytes=cls.max_bytes)
+            plain = canonical.decode_loosely(data, max_bytes=cls.max_bytes)  # `from_plain` compares the encoding
         except canonical.NotCanonical as error:
             raise MalformedRecord(f"{cls.__name__}: {error}") from error
         return cls.from_plain(plain, data)

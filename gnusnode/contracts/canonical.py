@@ -44,6 +44,18 @@ def decode(data: bytes, *, max_bytes: int = MAX_BYTES) -> Any:
     Raises:
         NotCanonical: malformed, too large, too deep, or another spelling of the same value.
     """
+    value = decode_loosely(data, max_bytes=max_bytes)
+    if encode_known(value) != data:
+        raise NotCanonical("not the deterministic encoding of its value")
+    return value
+
+
+def decode_loosely(data: bytes, *, max_bytes: int = MAX_BYTES) -> Any:
+    """``decode`` for a caller who compares the encoding of what it makes of the value with ``data`` itself.
+
+    Raises:
+        NotCanonical: malformed, too large, too deep, or no ``Plain``.
+    """
     if len(data) > max_bytes:
         raise NotCanonical(f"{len(data)} bytes are more than the {max_bytes} allowed")
     try:
@@ -52,9 +64,13 @@ def decode(data: bytes, *, max_bytes: int = MAX_BYTES) -> Any:
         )
     except (cbor2.CBORError, ValueError, OverflowError, RecursionError, MemoryError) as error:
         raise NotCanonical(f"malformed CBOR: {error}") from error
-    if encode(value) != data:
-        raise NotCanonical("not the deterministic encoding of its value")
+    _check(value, MAX_DEPTH)
     return value
+
+
+def decode_known(data: bytes) -> Any:
+    """The value of what ``encode`` of this process made."""
+    return cbor2.loads(data)
 
 
 def _check(value: object, depth: int) -> None:

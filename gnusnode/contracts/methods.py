@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeAlias, TypeVar
 
 from pydantic import TypeAdapter
 
@@ -33,3 +33,6 @@ class StreamMethod(Generic[Req, Res]):
     request: type[Req]
     items: TypeAdapter[Res]
     version: int = 1
+
+
+Method: TypeAlias = UnaryMethod[Any, Any] | StreamMethod[Any, Any]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import Final
 
+from gnusnode.contracts.artifacts import ChunkManifest
 from gnusnode.contracts.base import Record, SignedRecord
 from gnusnode.contracts.consensus import QuorumCertificate, Vote
 from gnusnode.contracts.events import AuditEvent, LearningEvent
@@ -34,6 +35,7 @@ _ALL: Final[tuple[type[Record], ...]] = (
     AdminDelegation,
     AuditEvent,
     CapabilityManifest,
+    ChunkManifest,
     DryRunResult,
     ExecutionPlan,
     ExpertOutput,

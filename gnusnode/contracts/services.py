@@ -20,20 +20,28 @@ from gnusnode.contracts.generation import (
     EmbedResult,
     EngineInfo,
     GenerateRequest,
+    Sampling,
     ScoreRequest,
     ScoreResult,
     Timing,
+    TokenIds,
     Usage,
 )
 from gnusnode.contracts.ids import Name, PeerId, Sha256, Uuid
-from gnusnode.contracts.methods import StreamMethod, UnaryMethod
+from gnusnode.contracts.methods import Method, StreamMethod, UnaryMethod
 from gnusnode.contracts.plan import ExecutionPlan
 from gnusnode.contracts.policy import PolicyEnvelope
 from gnusnode.contracts.tools import ToolProposal
 
 MAX_CHOICES: Final = 8
-ROUTED: Final = ("gnus", "gnus-auto")
-"""Model names that leave the choice to the node."""
+MAX_PLANS: Final = 8
+"""Plans that one request may have."""
+FAST: Final = "gnus-fast"
+LOCAL: Final = "gnus-local"
+ROUTED: Final = ("gnus", "gnus-auto", FAST, LOCAL)
+"""Model names that leave the choice to the router: ``FAST`` takes whoever is expected to end first, ``LOCAL`` keeps to
+this node's own models, the others weigh everything.
+"""
 
 
 OpenSampling = Annotated[tuple[Name, ...], Field(max_length=8)]
@@ -58,7 +66,7 @@ class TaskRequest(Record):
     max_bytes: ClassVar[int] = 8 * 1024 * 1024
 
     model: Name
-    """``gnus`` or ``gnus-auto``: the router decides; else the name of a model or expert."""
+    """One of ``ROUTED``: the router decides; else the name of a model or expert, or a model file's ``sha256:…``."""
     generation: GenerateRequest
     choices: Annotated[int, Field(ge=1, le=MAX_CHOICES)] = 1
     tools: Annotated[tuple[ToolSpec, ...], Field(max_length=64)] = ()
@@ -69,7 +77,10 @@ class TaskRequest(Record):
 
 
 class PlanMade(Record):
-    """The signed plan under which everything after it happens."""
+    """The signed plan under which everything after it happens.
+
+    A request has one plan for each expert that was asked. A plan that is told of again is the one that goes on.
+    """
 
     record_name: ClassVar[str] = "task-plan"
 
@@ -81,6 +92,8 @@ class PlanMade(Record):
     """The router's confidence in its classification, 0 to 1."""
     reasons: tuple[str, ...] = ()
     """Why: one line each for intent, domain, risk, mode and expert."""
+    node: PeerId | None = None
+    """Who is asked to answer."""
 
 
 class ChoiceDelta(Record):
@@ -92,7 +105,10 @@ class ChoiceDelta(Record):
 
 
 class ChoiceDone(Record):
-    """One choice is complete. ``output`` is the expert's signed package, tool proposals included."""
+    """One choice is complete. ``output`` is the expert's signed package, tool proposals included.
+
+    Where ``resumed``, the package holds what its expert made, and ``usage`` counts the whole answer.
+    """
 
     record_name: ClassVar[str] = "task-choice"
 
@@ -115,14 +131,39 @@ class TaskDone(Record):
     kind: Literal["done"] = "done"
     usage: Usage
     node: PeerId
-    """Who answered."""
+    """Who answered; of several, the last."""
     plan_digest: Sha256
+    plan_digests: tuple[Sha256, ...] = ()
+    """All plans of the request, in the order in which they were made."""
+    rerouted: int = 0
+    """How often another expert was asked to take over, before or after the first word."""
+    resumed: bool = False
+    """Whether one took over in the middle of an answer."""
     stages_ms: dict[str, float] = {}
     """Milliseconds per stage, by the router's own clock."""
 
 
 TaskEvent = Annotated[PlanMade | ChoiceDelta | ChoiceDone | TaskDone, Field(discriminator="kind")]
 TASK_EVENTS: Final[TypeAdapter[PlanMade | ChoiceDelta | ChoiceDone | TaskDone]] = TypeAdapter(TaskEvent)
+
+
+class DraftBeat(Record):
+    """The expert is at it: its first word on a draft, said again whenever it had nothing else to say for a while."""
+
+    record_name: ClassVar[str] = "draft-beat"
+
+    kind: Literal["beat"] = "beat"
+    sampling: Sampling
+    """The whole sampler chain of the draft, the model's own defaults filled in: what another expert needs to go on."""
+
+
+class ChoiceResume(Record):
+    """A choice that is still to be made, and the token ids of it that the user has already."""
+
+    record_name: ClassVar[str] = "choice-resume"
+
+    index: Annotated[int, Field(ge=0, lt=MAX_CHOICES)]
+    tokens: TokenIds = ()
 
 
 class DraftRequest(Record):
@@ -140,10 +181,12 @@ class DraftRequest(Record):
     tools: tuple[ToolSpec, ...] = ()
     tool_choice: str = "auto"
     open_sampling: OpenSampling = ()
+    resume: Annotated[tuple[ChoiceResume, ...], Field(max_length=MAX_CHOICES)] = ()
+    """The choices that are left to make, each from where it was cut off; empty: all of them, from the start."""
 
 
-DraftEvent = Annotated[ChoiceDelta | ChoiceDone, Field(discriminator="kind")]
-DRAFT_EVENTS: Final[TypeAdapter[ChoiceDelta | ChoiceDone]] = TypeAdapter(DraftEvent)
+DraftEvent = Annotated[DraftBeat | ChoiceDelta | ChoiceDone, Field(discriminator="kind")]
+DRAFT_EVENTS: Final[TypeAdapter[DraftBeat | ChoiceDelta | ChoiceDone]] = TypeAdapter(DraftEvent)
 
 
 class ModelCall(Record):
@@ -201,6 +244,9 @@ class PlanView(Record):
     request_id: Uuid
     tenant: Name
     plan: ExecutionPlan
+    """The plan that came last: that of the answer, where there is one."""
+    former_plans: Annotated[tuple[ExecutionPlan, ...], Field(max_length=MAX_PLANS)] = ()
+    """Those before it, oldest first: of experts that failed, lost a race, or were cut off in the middle."""
     outputs: tuple[ExpertOutput, ...] = ()
     reasons: tuple[str, ...] = ()
     state: Literal["running", "done", "failed"]
@@ -225,3 +271,21 @@ ELM_CLASSIFY: Final = UnaryMethod("elm", "classify", ModelCall, ClassifyResult)
 ELM_SCORE: Final = UnaryMethod("elm", "score", ModelCall, ScoreResult)
 ELM_EMBED: Final = UnaryMethod("elm", "embed", ModelCall, EmbedResult)
 ELM_EXPERTS: Final = UnaryMethod("elm", "experts", Empty, ExpertList)
+
+METHODS: Final[tuple[Method, ...]] = (
+    INGRESS_CHAT,
+    INGRESS_EMBED,
+    INGRESS_PLAN,
+    ROUTER_RUN,
+    CORE_DRAFT,
+    CORE_CLASSIFY,
+    CORE_SCORE,
+    CORE_EMBED,
+    CORE_EXPERTS,
+    ELM_DRAFT,
+    ELM_CLASSIFY,
+    ELM_SCORE,
+    ELM_EMBED,
+    ELM_EXPERTS,
+)
+"""Every method: what a peer may name. A method that is missing here can only be called within a node."""

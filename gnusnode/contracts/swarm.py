@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import hashlib
 from enum import StrEnum
-from typing import Annotated, ClassVar, Final, Self
+from typing import Annotated, ClassVar, Final, Literal, Self
 
 from pydantic import Field, StringConstraints, model_validator
 
 from gnusnode.contracts import dsse, ids
 from gnusnode.contracts.base import Record, SignedRecord
 from gnusnode.contracts.fields import Count, Line, Moment, Part, check_lifetime
+from gnusnode.contracts.generation import EngineState
 from gnusnode.contracts.ids import Name, Nonce, PeerId, Sha256, Signature
 
 MAX_ANNOUNCEMENT_MS: Final = 600_000
@@ -54,6 +55,8 @@ OPEN_ROLES: Final = frozenset({Role.CORE, Role.ELM})
 """What a node without a certificate may offer on an open swarm."""
 
 Roles = Annotated[tuple[Role, ...], Field(min_length=1, max_length=len(Role))]
+PrefixHash = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{16}$")]
+"""The first 64 bits of a hash of a prompt's beginning: enough to find a warm cache, too little to find the prompt."""
 Multiaddr = Annotated[str, StringConstraints(pattern=r"^(/[A-Za-z0-9_.:%-]+)+$", max_length=256)]
 
 
@@ -214,6 +217,14 @@ class OfferedArtifact(Part):
     decode_rate: Annotated[float, Field(ge=0, le=1e9)]
     """Tokens per second of all its streams together, measured."""
     prefill_rate: Annotated[float, Field(ge=0, le=1e9)]
+    state: EngineState = EngineState.READY
+    determinism: Literal["A", "B", "C"] = "C"
+    """As in ``EngineInfo``."""
+    n_ctx: Count = 0
+    expert_ids: Annotated[tuple[Name, ...], Field(max_length=16)] = ()
+    """The experts that answer with it."""
+    warm_prefixes: Annotated[tuple[PrefixHash, ...], Field(max_length=16)] = ()
+    """Beginnings of prompts that its cache holds."""
 
 
 class NodeAnnouncement(SignedRecord):
@@ -223,6 +234,12 @@ class NodeAnnouncement(SignedRecord):
     max_bytes: ClassVar[int] = 64 * 1024
 
     swarm_id: Sha256
+    instance: Nonce
+    """Drawn anew at each start: one key that speaks with two of them at once is in two places."""
+    seq: Count
+    """Rises by one with each announcement of an instance."""
+    leaving: bool = False
+    """The last word of this instance."""
     addresses: Annotated[tuple[Multiaddr, ...], Field(max_length=16)] = ()
     roles: Roles
     artifacts: Annotated[tuple[OfferedArtifact, ...], Field(max_length=64)] = ()

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Generic, TypeVar, cast
 
 from gnusnode.contracts import canonical, dsse
+from gnusnode.contracts.artifacts import ChunkManifest
 from gnusnode.contracts.base import MalformedRecord, SignedRecord
 from gnusnode.contracts.consensus import QuorumCertificate, Vote
 from gnusnode.contracts.events import AuditEvent, LearningEvent
@@ -34,7 +35,17 @@ from gnusnode.contracts.swarm import (
 )
 from gnusnode.contracts.tools import CapabilityManifest, ToolAttestation
 
-__all__ = ["AUTHORITY", "MAX_SKEW_MS", "Outcome", "Verdict", "refusal", "verify", "verify_bytes", "verify_quorum"]
+__all__ = [
+    "AUTHORITY",
+    "MAX_SKEW_MS",
+    "Outcome",
+    "Verdict",
+    "open_signed",
+    "refusal",
+    "verify",
+    "verify_bytes",
+    "verify_quorum",
+]
 
 MAX_SKEW_MS: Final = 60_000
 
@@ -80,17 +91,27 @@ def verify_bytes(
     """``verify`` for received bytes: the signature is checked over what arrived before anything else looks at it."""
     try:
         plain = canonical.decode(data, max_bytes=cls.max_bytes)
+    except canonical.NotCanonical as error:
+        return Verdict(Outcome.MALFORMED, detail=str(error))
+    opened = open_signed(cls, plain, data)
+    if opened.record is None:
+        return opened
+    outcome = _judge(opened.record, at_ms, roster, seen, max_skew_ms)
+    return opened if outcome is Outcome.OK else Verdict(outcome)
+
+
+def open_signed(cls: type[R], plain: object, data: bytes) -> Verdict[R]:
+    """The record in ``data``, whose plain form is ``plain``, once its signature holds. Says nothing of authority."""
+    try:
         signer, signature, payload = _take_apart(cls, plain)
-    except (canonical.NotCanonical, MalformedRecord) as error:
+    except MalformedRecord as error:
         return Verdict(Outcome.MALFORMED, detail=str(error))
     if not dsse.verify(signer, dsse.payload_type(cls.record_name), payload, signature):
         return Verdict(Outcome.BAD_SIGNATURE)
     try:
-        record = cls.from_plain(plain, data)
+        return Verdict(Outcome.OK, cls.from_plain(plain, data))
     except MalformedRecord as error:
         return Verdict(Outcome.MALFORMED, detail=str(error))
-    outcome = _judge(record, at_ms, roster, seen, max_skew_ms)
-    return Verdict(outcome, record if outcome is Outcome.OK else None)
 
 
 def verify_quorum(certificate: QuorumCertificate, at_ms: int, roster: Roster) -> Outcome:
@@ -197,7 +218,8 @@ def _worker(record: Receipt, at_ms: int, roster: Roster) -> Outcome:
     return _holds(record, workers, at_ms, roster)
 
 
-def _packer(record: CapabilityManifest, at_ms: int, roster: Roster) -> Outcome:
+def _voucher(record: CapabilityManifest | ChunkManifest, at_ms: int, roster: Roster) -> Outcome:
+    """Any certified member, for an artifact that is not revoked."""
     if roster.is_revoked(RevocationKind.ARTIFACT, record.artifact_hash, at_ms):
         return Outcome.REVOKED
     return _member(record, at_ms, roster)
@@ -235,7 +257,8 @@ def _successor(record: KeyRotation, at_ms: int, roster: Roster) -> Outcome:
 AUTHORITY: Final[dict[type[SignedRecord], Authority]] = {
     ExecutionPlan: _one_of(Role.ROUTER),
     ExpertOutput: _expert,
-    CapabilityManifest: _packer,
+    CapabilityManifest: _voucher,
+    ChunkManifest: _voucher,
     ToolAttestation: _one_of(Role.INTERMEDIARY),
     MemoryEvent: _one_of(Role.MEMORY),
     Vote: _one_of(Role.MEMORY, Role.VERIFIER),

@@ -9,36 +9,51 @@ the service closes; a caller never returns while its handler still runs, and not
 
 from __future__ import annotations
 
-import hashlib
-import logging
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Final, TypeAlias, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 import trio
-from pydantic import ValidationError
 
-from gnusnode.contracts import canonical
-from gnusnode.contracts.base import MalformedRecord, Record, describe
-from gnusnode.contracts.methods import StreamMethod, UnaryMethod
-from gnusnode.errors import Conflict, DeadlineExceeded, GnusError, InternalError, NoExpert, RequestError, Unavailable
+from gnusnode.contracts.base import Record
+from gnusnode.contracts.methods import Method, StreamMethod, UnaryMethod
+from gnusnode.errors import Conflict, DeadlineExceeded, GnusError, NoExpert, Unavailable
+from gnusnode.net import fence
 from gnusnode.net.rpc import CallContext, Service
 
 Req = TypeVar("Req", bound=Record)
 Res = TypeVar("Res", bound=Record)
 Item = TypeVar("Item")
-_Method: TypeAlias = UnaryMethod[Any, Any] | StreamMethod[Any, Any]
 
 STREAM_BUFFER: Final = 256 * 1024
 """Bytes of items that a stream holds for a slow reader before its handler waits."""
 
-MAX_ITEM: Final = 8 * 1024 * 1024
-"""Largest encoding of one stream item."""
 
-_log = logging.getLogger(__name__)
+class Outlet(Protocol):
+    """Where the outcome of a handler goes: to a caller in this process, or onto the wire."""
+
+    async def send(self, data: bytes) -> None:
+        """Hands over an encoded item, or the response; waits while the caller is slow. Several tasks may call it."""
+        ...
+
+    def close(self, error: GnusError | None) -> None:
+        """The handler has ended, ``error`` being why. Called exactly once, and nothing is sent after it."""
+        ...
+
+
+class Running:
+    """A handler at work."""
+
+    def __init__(self) -> None:
+        self.scope = trio.CancelScope()
+        self.ended = trio.Event()
+
+    def cancel(self) -> None:
+        """Nobody waits for the outcome any more."""
+        self.scope.cancel()
 
 
 @dataclass(eq=False)
@@ -97,68 +112,52 @@ class LocalRpc:
     async def call(
         self, method: UnaryMethod[Req, Res], request: Req, context: CallContext, *, peer: str | None = None
     ) -> Res:
-        offer = self._find(method.service, peer)
-        handler = offer.service.unary.get(method.name)
-        if handler is None:
-            raise _no_method(method)
-        received = _received(method, request)
-
-        async def work(pipe: _Pipe) -> None:
-            await pipe.send(await handler(received, replace(context, caller=self.peer_id)))
-
-        async with self._running(offer, method, context, work) as pipe:
+        self._check_peer(method, peer)
+        async with self._answering(method, request, context) as pipe:
             data = await pipe.receive()
-        try:
-            return method.response.from_bytes(data or b"")
-        except MalformedRecord as error:
-            raise InternalError(f"{_name(method)} gave a wrong response: {error}") from error
+        assert data is not None, "a handler that ended well has sent its response"
+        return fence.copy_response(method, data)
 
     @asynccontextmanager
     async def stream(
         self, method: StreamMethod[Req, Item], request: Req, context: CallContext, *, peer: str | None = None
     ) -> AsyncGenerator[AsyncIterator[Item], None]:
-        offer = self._find(method.service, peer)
-        handler = offer.service.streams.get(method.name)
-        if handler is None:
-            raise _no_method(method)
-        received = _received(method, request)
-
-        async def work(pipe: _Pipe) -> None:
-            await handler(received, replace(context, caller=self.peer_id), pipe.send)
-
-        async with self._running(offer, method, context, work) as pipe:
+        self._check_peer(method, peer)
+        async with self._answering(method, request, context) as pipe:
             yield _Items(method, pipe)
 
+    def start(self, method: Method, request: Record, context: CallContext, outlet: Outlet) -> Running:
+        """Starts the handler of ``method`` in the tasks of its service; ``request`` and ``context`` are the handler's.
+
+        Raises:
+            NoExpert: nobody serves the method here.
+        """
+        offer = self._find(method.service)
+        work = _work(offer.service, method, request, context, outlet)
+        running = Running()
+        offer.nursery.start_soon(_run, offer, method, context, work, outlet, running, name=fence.method_name(method))
+        return running
+
     @asynccontextmanager
-    async def _running(
-        self, offer: _Offer, method: _Method, context: CallContext, work: Callable[[_Pipe], Awaitable[None]]
-    ) -> AsyncGenerator[_Pipe, None]:
-        """Runs ``work`` in the service's nursery while the context is open; yields what it sends into."""
+    async def _answering(self, method: Method, request: Record, context: CallContext) -> AsyncGenerator[_Pipe, None]:
+        """Runs a handler while the context is open; yields what it sends into."""
+        self._find(method.service)
+        received = fence.copy_request(method, request)
         pipe = _Pipe(self._buffer_bytes)
-        leaving = trio.CancelScope()
-        ended = trio.Event()
-
-        async def task() -> None:
-            error: GnusError | None = offer.stopped()  # stands when the service's own nursery is cancelled
-            try:
-                with leaving:
-                    error = await _outcome(offer, method, context, partial(work, pipe))
-            finally:
-                pipe.close(error)
-                ended.set()
-
-        offer.nursery.start_soon(task, name=f"rpc {_name(method)}")
+        running = self.start(method, received, replace(context, caller=self.peer_id), pipe)
         try:
             yield pipe
         finally:
-            leaving.cancel()
+            running.cancel()
             with trio.CancelScope(shield=True):
                 # The handler ends at its next checkpoint; until then it may use what the caller is about to close.
-                await ended.wait()
+                await running.ended.wait()
 
-    def _find(self, service: str, peer: str | None) -> _Offer:
+    def _check_peer(self, method: Method, peer: str | None) -> None:
         if peer is not None and peer != self.peer_id:
-            raise NoExpert(f"the peer {peer} is not reachable from this node", where=service)
+            raise NoExpert(f"the peer {peer} is not reachable from this node", where=method.service)
+
+    def _find(self, service: str) -> _Offer:
         offer = self._offers.get(service)
         if offer is None:
             raise NoExpert(
@@ -167,32 +166,70 @@ class LocalRpc:
         return offer
 
 
+def _work(
+    service: Service, method: Method, request: Record, context: CallContext, outlet: Outlet
+) -> Callable[[], Awaitable[None]]:
+    """The handler with its outlet.
+
+    Raises:
+        NoExpert: the service has no such method.
+    """
+    if isinstance(method, UnaryMethod):
+        unary = service.unary.get(method.name)
+        if unary is None:
+            raise fence.no_method(method)
+
+        async def answer() -> None:
+            await outlet.send(fence.encode_response(method, await unary(request, context)))
+
+        return answer
+    stream = service.streams.get(method.name)
+    if stream is None:
+        raise fence.no_method(method)
+
+    async def send(item: Record) -> None:
+        await outlet.send(fence.encode_item(method, item))
+
+    return partial(stream, request, context, send)
+
+
+async def _run(
+    offer: _Offer,
+    method: Method,
+    context: CallContext,
+    work: Callable[[], Awaitable[None]],
+    outlet: Outlet,
+    running: Running,
+) -> None:
+    error: GnusError | None = offer.stopped()  # stands when the service's own nursery is cancelled
+    try:
+        with running.scope:
+            error = await _outcome(offer, method, context, work)
+    finally:
+        outlet.close(error)
+        running.ended.set()
+
+
 async def _outcome(
-    offer: _Offer, method: _Method, context: CallContext, work: Callable[[], Awaitable[None]]
+    offer: _Offer, method: Method, context: CallContext, work: Callable[[], Awaitable[None]]
 ) -> GnusError | None:
     """Runs a handler to its end within deadline and service; the error it ended with, if any."""
     scope = trio.CancelScope(deadline=trio.current_time() + context.remaining())
     offer.scopes.add(scope)
     try:
         with scope:
-            await work()
-            return None
-    except GnusError as error:
-        return error
-    except Exception as error:  # noqa: BLE001 - the fence: a handler's bug must not end the node
-        return _bug(method, context, error)
+            return await fence.outcome(method, context, work)
     finally:
         offer.scopes.discard(scope)
     if offer.closed:
         return offer.stopped()
-    return DeadlineExceeded(f"{_name(method)} did not end in time", where=context.request_id)
+    return DeadlineExceeded(f"{fence.method_name(method)} did not end in time", where=context.request_id)
 
 
 class _Pipe:
     """Encoded items between a handler, whose tasks may all send, and its one reader; bounded in bytes."""
 
     def __init__(self, limit: int) -> None:
-        self.ended = trio.Event()
         self._limit = limit
         self._items: deque[bytes] = deque()
         self._held = 0
@@ -201,10 +238,9 @@ class _Pipe:
         self._readable = trio.lowlevel.ParkingLot()
         self._writable = trio.lowlevel.ParkingLot()
 
-    async def send(self, item: Record) -> None:
-        """Hands over ``item``; waits while the reader is ``limit`` bytes behind."""
+    async def send(self, data: bytes) -> None:
+        """Hands over an encoded item; waits while the reader is ``limit`` bytes behind."""
         await trio.lowlevel.checkpoint_if_cancelled()
-        data = item.to_bytes()
         while self._held and self._held + len(data) > self._limit:
             await self._writable.park()
         self._items.append(data)
@@ -244,64 +280,4 @@ class _Items(AsyncIterator[Item]):
         data = await self._pipe.receive()
         if data is None:
             raise StopAsyncIteration
-        try:
-            return decode_item(self._method, data)
-        except MalformedRecord as error:
-            raise InternalError(f"{_name(self._method)} sent a wrong item: {error}") from error
-
-
-def decode_item(method: StreamMethod[Any, Item], data: bytes) -> Item:
-    """The stream item that ``data`` encodes.
-
-    Raises:
-        MalformedRecord: not canonical, or not one of the records that the method sends.
-    """
-    name = _name(method)
-    try:
-        item = method.items.validate_python(canonical.decode(data, max_bytes=MAX_ITEM))
-    except canonical.NotCanonical as error:
-        raise MalformedRecord(f"{name}: {error}") from error
-    except ValidationError as error:
-        raise MalformedRecord(f"{name}: {describe(error)}") from error
-    if not isinstance(item, Record) or canonical.encode_known(item.to_plain()) != data:
-        raise MalformedRecord(f"{name}: a field is missing or of another type than its schema says")
-    return item
-
-
-def _received(method: UnaryMethod[Req, Any] | StreamMethod[Req, Any], request: Req) -> Req:
-    """The request as its handler gets it."""
-    try:
-        return method.request.from_bytes(request.to_bytes())
-    except (MalformedRecord, canonical.NotCanonical) as error:
-        raise RequestError(
-            f"the request of {_name(method)} cannot be carried: {error}", hint="send shallower data and smaller numbers"
-        ) from error
-
-
-def _name(method: _Method) -> str:
-    return f"{method.service}.{method.name}"
-
-
-def _no_method(method: _Method) -> NoExpert:
-    return NoExpert(f"nobody serves the method {_name(method)!r}", hint="update the older of the two nodes")
-
-
-def _bug(method: _Method, context: CallContext, error: Exception) -> InternalError:
-    """Logs where the bug is. The message may quote a prompt, so only its digest leaves the process."""
-    trace = error.__traceback__
-    while trace is not None and trace.tb_next is not None:
-        trace = trace.tb_next
-    place = f"{trace.tb_frame.f_code.co_qualname}:{trace.tb_lineno}" if trace is not None else "unknown"
-    digest = hashlib.sha256(str(error).encode("utf-8", "backslashreplace")).hexdigest()[:16]
-    name = _name(method)
-    _log.error(
-        "rpc handler failed: %s raised %s at %s, message digest %s, request %s",
-        name,
-        type(error).__name__,
-        place,
-        digest,
-        context.request_id,
-    )
-    return InternalError(
-        f"{name} failed unexpectedly ({type(error).__name__})", hint="see the log of the node that ran it"
-    )
+        return fence.copy_item(self._method, data)

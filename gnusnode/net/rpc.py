@@ -1,8 +1,8 @@
 """The port through which roles call each other: services by name, here or anywhere in the swarm.
 
 A *method* is declared once, beside its schemas (``gnusnode.contracts.services``), and is the only thing that caller and
-callee share. ``Rpc`` has two implementations: ``net.local`` (this process) and the libp2p one; the same tests run on
-both, and a caller cannot tell them apart.
+callee share. ``Rpc`` has two implementations: ``net.local`` (this process) and ``net.swarmrpc`` (the swarm); the same
+tests run on both, and a caller cannot tell them apart.
 """
 
 from __future__ import annotations
@@ -92,6 +92,7 @@ class Rpc(Protocol):
 
         Raises:
             NoExpert: nobody serves the method. DeadlineExceeded: the context ran out.
+            PeerUnreachable: the peer cannot be reached, or was lost during the call. ProtocolViolation: it is unsound.
             GnusError: what the handler raised, as the same class; a handler's bug comes as ``InternalError``.
         """
         ...

@@ -61,12 +61,12 @@ class NodeStopping(Event):
 
 
 class RoleChanged(Event):
-    """A role started, failed or stopped."""
+    """A role started, failed, stopped, or is withheld because the swarm does not grant it to this node."""
 
     name: ClassVar[str] = "role.changed"
 
     role: Word
-    state: Literal["starting", "running", "failed", "stopped"]
+    state: Literal["starting", "running", "failed", "withheld", "stopped"]
     restarts: Count = 0
 
 
@@ -158,6 +158,16 @@ class StageEnded(Event):
     elapsed_ms: Milliseconds
 
 
+class PeerChanged(Event):
+    """A peer of the swarm came, went, or got further; ``cause`` is why it is not further."""
+
+    name: ClassVar[str] = "peer.changed"
+
+    peer: PeerId
+    state: Literal["discovered", "dialled", "connected", "authenticated", "usable", "refused", "banned", "gone"]
+    cause: Word | None = None
+
+
 class RecordRefused(Event):
     """A signed record failed verification."""
 
@@ -166,6 +176,24 @@ class RecordRefused(Event):
     record: Word
     outcome: Word
     signer: PeerId | None = None
+
+
+class RosterChanged(Event):
+    """Who belongs to the swarm has changed, or which swarm this node belongs to."""
+
+    name: ClassVar[str] = "roster.changed"
+
+    records: Count
+    members: Count
+
+
+class JoinAttempted(Event):
+    """A node showed an invite here; ``ok``: it is a member now."""
+
+    name: ClassVar[str] = "join.attempted"
+
+    peer_id: PeerId
+    outcome: Literal["ok", "again", "unknown", "expired", "used", "withdrawn", "limited", "forbidden"]
 
 
 class HealthChanged(Event):

@@ -77,6 +77,55 @@ NET_UNUSED: Final = Warnable(
     "Addresses for a swarm are set, but this release stands alone: it neither listens for peers nor dials any.",
     "Nothing needs to be done; the settings are kept for the release that joins swarms.",
 )
+SWARM_RECORDS_DAMAGED: Final = Warnable(
+    "swarm-records-damaged",
+    "warning",
+    "Membership records on the disk are damaged and were left out.",
+    "Nothing, if other members are connected: they give them again. Check the disk if this comes back.",
+)
+SWARM_RECORDS_FULL: Final = Warnable(
+    "swarm-records-full",
+    "critical",
+    "There is no room for more membership records, so new members are not known here.",
+    "Found a new swarm for some of the members; what expired long ago makes room by itself.",
+)
+INVITE_REUSED: Final = Warnable(
+    "invite-reused",
+    "warning",
+    "A node showed an invite that another node had used: the token is in more than one hand.",
+    "Look at `gnusnode swarm members`; if the first one was not who you invited, `gnusnode swarm revoke` it.",
+)
+MEMBERSHIP_ENDING: Final = Warnable(
+    "membership-ending",
+    "warning",
+    "This node's membership ends soon, and no admin has renewed it.",
+    "Connect to an admin of the swarm, or ask for a new invite.",
+)
+JOIN_PENDING: Final = Warnable(
+    "join-pending",
+    "warning",
+    "This node has a token of a swarm that was not redeemed yet.",
+    "Check that the node that made the invite runs and can be reached; it is tried again by itself.",
+)
+
+CLOCK_SKEW: Final = Warnable(
+    "clock-skew",
+    "warning",
+    "The clock of this node and those of its peers differ; from 60 seconds on they refuse each other's records.",
+    "Set the clock, for example with NTP: `timedatectl set-ntp true`.",
+)
+DUPLICATE_IDENTITY: Final = Warnable(
+    "duplicate-identity",
+    "critical",
+    "Two nodes run with the same key, so that answers and votes of either count as those of one.",
+    "Stop one of them and give it a key of its own; if nobody copied the home on purpose, revoke the key.",
+)
+PEERS_UNREACHABLE: Final = Warnable(
+    "peers-unreachable",
+    "warning",
+    "None of the peers that `net.peers` names can be reached.",
+    "Check their addresses and whether they run: `gnusnode peers list` says what each dial met.",
+)
 
 WARNABLES: Final = (
     NO_MODEL,
@@ -88,6 +137,14 @@ WARNABLES: Final = (
     DISK_LOW,
     AUDIT_BROKEN,
     NET_UNUSED,
+    CLOCK_SKEW,
+    DUPLICATE_IDENTITY,
+    PEERS_UNREACHABLE,
+    SWARM_RECORDS_DAMAGED,
+    SWARM_RECORDS_FULL,
+    INVITE_REUSED,
+    MEMBERSHIP_ENDING,
+    JOIN_PENDING,
 )
 
 

@@ -18,11 +18,14 @@ from gnusnode.observe.engines import EngineGauges
 from gnusnode.observe.events import (
     EngineChanged,
     HealthChanged,
+    JoinAttempted,
     RecordRefused,
     RequestEnded,
     RequestRefused,
     RequestStarted,
+    RosterChanged,
 )
+from gnusnode.observe.network import NetworkMetrics
 
 _STAGE_BUCKETS: Final = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 120.0)
 _COMMIT_BUCKETS: Final = (0.0005, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
@@ -77,6 +80,7 @@ class NodeMetrics:
         self.records_refused = counter(
             "gnusnode_records_refused", "Signed records that failed verification.", "record", "outcome"
         )
+        self._make_swarm(counter, gauge)
 
         self.events = counter("gnusnode_events", "Events published, by name.", "name")
         self.warnings = gauge("gnusnode_health_warnings", "Health warnings that hold now.", "severity")
@@ -84,6 +88,21 @@ class NodeMetrics:
         process = psutil.Process()
         self.resident = gauge("gnusnode_resident_bytes", "Resident memory of the daemon.")
         self.resident.set_function(lambda: float(process.memory_info().rss))
+
+    def _make_swarm(self, counter: Callable[..., Counter], gauge: Callable[..., Gauge]) -> None:
+        self.network = NetworkMetrics()
+        self.registry.register(self.network)
+        self.peers = gauge("gnusnode_peers", "Peers known now, by how far they have come.", "state")
+        self.dials = counter("gnusnode_dials", "Attempts to connect to a peer.", "outcome")
+        self.hellos = counter("gnusnode_hellos", "Hellos with peers, by what came of them.", "outcome")
+        self.heartbeat_age = gauge(
+            "gnusnode_heartbeat_age_seconds", "Age of the oldest last announcement of a connected peer."
+        )
+        self.clock_skew = gauge("gnusnode_clock_skew_seconds", "Median of the peers' clocks minus this node's.")
+        self.gossip_failures = counter("gnusnode_gossip_failures", "Own announcements that could not be published.")
+        self.joins = counter("gnusnode_join_attempts", "Invites that were shown here, by what came of it.", "outcome")
+        self.roster_records = gauge("gnusnode_roster_records", "Membership records that this node holds.")
+        self.roster_members = gauge("gnusnode_roster_members", "Nodes that hold a membership certificate.")
 
     def count(self, stamped: Stamped) -> None:
         """The sink by which events move their metrics: whoever publishes an event counts nothing on its own."""
@@ -101,6 +120,11 @@ class NodeMetrics:
                 self.engine_restarts.labels(event.model, event.cause).inc()
             case RecordRefused():
                 self.records_refused.labels(event.record, event.outcome).inc()
+            case JoinAttempted():
+                self.joins.labels(event.outcome).inc()
+            case RosterChanged():
+                self.roster_records.set(event.records)
+                self.roster_members.set(event.members)
             case HealthChanged():
                 self.warnings.labels(event.severity).inc(1 if event.active else -1)
             case _:

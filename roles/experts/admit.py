@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gnusnode.contracts.plan import ExecutionPlan, ExpertRole, Stage
-from gnusnode.contracts.services import DraftRequest
-from gnusnode.errors import ModelNotFound, RecordRefused
+from gnusnode.contracts.services import ChoiceResume, DraftRequest
+from gnusnode.errors import ModelNotFound, RecordRefused, RequestError
 from roles.experts.hosting import Expert, Host
 
 
@@ -24,6 +24,7 @@ def admit(request: DraftRequest, host: Host) -> tuple[Expert, Budget]:
     Raises:
         ModelNotFound: this service does not host the expert.
         RecordRefused: the plan is for something else than what is asked.
+        RequestError: what is to be resumed makes no sense.
     """
     expert = _hosted(request, host)
     plan = request.plan
@@ -38,7 +39,21 @@ def admit(request: DraftRequest, host: Host) -> tuple[Expert, Budget]:
     share = plan.constraints.max_tokens // request.choices
     if share < 1:
         raise _refused(f"allows {plan.constraints.max_tokens} tokens, less than one for each choice")
+    _check_resume(request, min(share, request.generation.max_tokens))
     return expert, Budget(min(share, request.generation.max_tokens), plan.constraints.max_wall_ms / 1000)
+
+
+def to_make(request: DraftRequest) -> tuple[ChoiceResume, ...]:
+    """The choices that are asked for, each with what the user has of it."""
+    return request.resume or tuple(ChoiceResume(index=index) for index in range(request.choices))
+
+
+def _check_resume(request: DraftRequest, max_tokens: int) -> None:
+    indices = [choice.index for choice in request.resume]
+    if len(set(indices)) != len(indices) or not set(indices) <= set(range(request.choices)):
+        raise RequestError("resume names a choice twice, or one that was not asked for", param="resume")
+    if any(len(choice.tokens) > max_tokens for choice in request.resume):
+        raise RequestError(f"more was delivered than the {max_tokens} tokens that the plan allows", param="resume")
 
 
 def _hosted(request: DraftRequest, host: Host) -> Expert:

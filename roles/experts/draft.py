@@ -9,7 +9,7 @@ from typing import Final, Literal
 
 from gnusnode.contracts.dsse import Signer
 from gnusnode.contracts.expert import ExpertOutput
-from gnusnode.contracts.generation import Delta, Done, GenerateRequest, Started, Timing, Usage
+from gnusnode.contracts.generation import Delta, Done, GenerateRequest, Started, Timing, TokenIds, Usage
 from gnusnode.contracts.plan import ExecutionPlan
 from gnusnode.contracts.services import ChoiceDelta, ChoiceDone, ToolSpec
 from gnusnode.contracts.tools import ToolProposal
@@ -44,8 +44,12 @@ class Drafter:
     offered: tuple[ToolSpec, ...]
     must_call: bool
 
-    async def choice(self, index: int, send: Send) -> None:
+    async def choice(self, index: int, send: Send, delivered: TokenIds = ()) -> None:
         """Sends the deltas of choice ``index`` and its ``ChoiceDone``. Seeds differ by choice, so that answers may.
+
+        Args:
+            delivered: what the user has of it from another expert. Only the rest is made, streamed and signed; who got
+                words already gets no tool call.
 
         Raises:
             EngineFailed: a tool call was demanded and the model did not make a valid one.
@@ -53,8 +57,8 @@ class Drafter:
         """
         seed = (self.generation.sampling.seed + index - 1) % (2**32 - 1) + 1
         sampling = self.generation.sampling.model_copy(update={"seed": seed})
-        request = self.generation.model_copy(update={"sampling": sampling})
-        tried = await self._propose(request) if self.offered else _NO_TOOL
+        request = self.generation.model_copy(update={"sampling": sampling, "resume_tokens": delivered})
+        tried = await self._propose(request) if self.offered and not delivered else _NO_TOOL
         if tried.proposal is not None:
             sure = confidence(tried.mean_logprob, tried.probability)
             await send(self._done(index, "", "tool_calls", sure, tried.usage, tried.timing, (tried.proposal,)))

@@ -2,26 +2,40 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final, TypeVar
 
 import trio
 
 from gnusnode.contracts.generation import (
+    ClassifyRequest,
     ClassifyResult,
     ContextProfile,
+    EmbedRequest,
     EmbedResult,
     GenerateRequest,
     Sampling,
     ScoreResult,
 )
-from gnusnode.contracts.services import ROUTED, DraftRequest, Empty, ExpertList, ModelCall, ToolSpec
-from gnusnode.errors import GnusError, ModelNotFound, RequestError
+from gnusnode.contracts.plan import ExecutionPlan
+from gnusnode.contracts.services import (
+    ROUTED,
+    ChoiceResume,
+    DraftBeat,
+    DraftRequest,
+    Empty,
+    ExpertList,
+    ModelCall,
+    ToolSpec,
+)
+from gnusnode.errors import Forbidden, GnusError, ModelNotFound, Overloaded, RateLimited, RecordRefused, RequestError
 from gnusnode.inference.artifacts.modelrecord import GenerationDefaults
 from gnusnode.inference.engine import Engine
 from gnusnode.net.rpc import CallContext, Service
 from roles.experts import tools
-from roles.experts.admit import Budget, admit
+from roles.experts.admit import Budget, admit, to_make
+from roles.experts.beat import BEAT_SECONDS, Beating, beating
 from roles.experts.draft import Drafter, Send
 from roles.experts.hosting import Host
 from roles.ports import RoleContext
@@ -30,14 +44,28 @@ DEFAULT: Final = "default"
 """The model name that stands for the first expert that can do what is asked."""
 
 T = TypeVar("T")
+Tenanted = TypeVar("Tenanted", GenerateRequest, ClassifyRequest, EmbedRequest)
 
 
 class ExpertService:
-    """Handlers of one expert service. Holds no state of a request outside the call that serves it."""
+    """Handlers of one expert service. Holds no state of a request outside the call that serves it.
 
-    def __init__(self, host: Host, node: RoleContext) -> None:
+    A draft is made for whoever signed its plan, if that is a router. Without a plan (classify, score, embed) only this
+    node is served, and the peers that ``trusts`` names. All that one peer asks for counts as one tenant.
+    """
+
+    def __init__(
+        self,
+        host: Host,
+        node: RoleContext,
+        *,
+        trusts: Callable[[str], bool] = lambda peer: False,
+        beat_seconds: float = BEAT_SECONDS,
+    ) -> None:
         self._host = host
         self._node = node
+        self._trusts = trusts
+        self._beat_seconds = beat_seconds
         self.drafts = 0
         """Drafts being made now."""
 
@@ -55,46 +83,77 @@ class ExpertService:
 
     # --- handlers -----------------------------------------------------------------------------------------------------
 
-    async def _draft(self, request: DraftRequest, context: CallContext, send: Send) -> None:
-        self._node.require(request.plan)
+    async def _draft(self, request: DraftRequest, context: CallContext, send: Beating) -> None:
+        self._check_router(request.plan, context.caller)
         expert, budget = admit(request, self._host)
-        offered = await _offered(request)
-        engine = await self._host.engines.engine(expert.model, request.generation.profile)
-        drafter = Drafter(
-            expert=expert,
-            engine=engine,
-            signer=self._node.signer,
-            now_ms=self._node.now_ms,
-            plan=request.plan,
-            plan_hash=request.plan.digest,
-            generation=_within(_filled(request, expert.defaults), budget, context),
-            offered=offered,
-            must_call=request.tool_choice not in ("auto", "none"),
-        )
+        generation = self._for(context.caller, _within(_filled(request, expert.defaults), budget, context))
         self.drafts += 1
         try:
-            if request.choices == 1:
-                await drafter.choice(0, send)
-            else:
-                await _together(drafter, request.choices, send)
+            async with beating(send, DraftBeat(sampling=generation.sampling), self._beat_seconds) as speak:
+                offered = await _offered(request)
+                drafter = Drafter(
+                    expert=expert,
+                    engine=await self._host.engines.engine(expert.model, request.generation.profile),
+                    signer=self._node.signer,
+                    now_ms=self._node.now_ms,
+                    plan=request.plan,
+                    plan_hash=request.plan.digest,
+                    generation=generation,
+                    offered=offered,
+                    must_call=request.tool_choice not in ("auto", "none"),
+                )
+                await _all_choices(drafter, to_make(request), speak)
+        except RateLimited as error:
+            if self._is_own(context.caller):
+                raise
+            raise _full_for_peer(error) from error
         finally:
             self.drafts -= 1
 
     async def _classify(self, call: ModelCall, context: CallContext) -> ClassifyResult:
-        del context  # the transport keeps the deadline
-        return await (await self._engine(call, embeds=False)).classify(_given(call.classify, "classify"))
+        self._check_planless(context.caller)
+        request = self._for(context.caller, _given(call.classify, "classify"))
+        return await (await self._engine(call, embeds=False)).classify(request)
 
     async def _score(self, call: ModelCall, context: CallContext) -> ScoreResult:
-        del context
+        self._check_planless(context.caller)
         return await (await self._engine(call, embeds=False)).score(_given(call.score, "score"))
 
     async def _embed(self, call: ModelCall, context: CallContext) -> EmbedResult:
-        del context
-        return await (await self._engine(call, embeds=True)).embed(_given(call.embed, "embed"))
+        self._check_planless(context.caller)
+        request = self._for(context.caller, _given(call.embed, "embed"))
+        return await (await self._engine(call, embeds=True)).embed(request)
 
     async def _experts(self, request: Empty, context: CallContext) -> ExpertList:
         del request, context
         return ExpertList(experts=self._host.cards(self._node.peer_id))
+
+    # --- who is served ------------------------------------------------------------------------------------------------
+
+    def _is_own(self, caller: str) -> bool:
+        return caller == self._node.peer_id
+
+    def _check_router(self, plan: ExecutionPlan, caller: str) -> None:
+        """A plan is the word of its signer to this node; somebody else who got hold of it has no use of it.
+
+        Raises:
+            RecordRefused: the plan is not to be believed, or was signed by another than who calls.
+        """
+        self._node.require(plan)
+        if plan.signer != caller:
+            raise RecordRefused(
+                "the plan was signed by another node than the one that asks",
+                where="execution-plan",
+                hint="only the router that made a plan may have it carried out",
+            )
+
+    def _check_planless(self, caller: str) -> None:
+        if not self._is_own(caller) and not self._trusts(caller):
+            raise Forbidden("this node does not work without a plan for a peer of your tier", where=caller)
+
+    def _for(self, caller: str, request: Tenanted) -> Tenanted:
+        """The request, as one of the tenant that the peer who asks is; our own tenants stay who they are."""
+        return request if self._is_own(caller) else request.model_copy(update={"tenant": f"peer:{caller}"})
 
     # --- parts --------------------------------------------------------------------------------------------------------
 
@@ -125,22 +184,30 @@ async def _offered(request: DraftRequest) -> tuple[ToolSpec, ...]:
     return offered
 
 
-async def _together(drafter: Drafter, choices: int, send: Send) -> None:
+async def _all_choices(drafter: Drafter, choices: Sequence[ChoiceResume], send: Send) -> None:
     """Makes all choices at once; the first that fails ends the others and is what the caller sees."""
+    if len(choices) == 1:
+        await drafter.choice(choices[0].index, send, choices[0].tokens)
+        return
     failures: list[GnusError] = []
 
-    async def one(index: int, cancel: trio.CancelScope) -> None:
+    async def one(choice: ChoiceResume, cancel: trio.CancelScope) -> None:
         try:
-            await drafter.choice(index, send)
+            await drafter.choice(choice.index, send, choice.tokens)
         except GnusError as error:
             failures.append(error)
             cancel.cancel()
 
     async with trio.open_nursery() as nursery:
-        for index in range(choices):
-            nursery.start_soon(partial(one, index, nursery.cancel_scope), name=f"choice {index}")
+        for choice in choices:
+            nursery.start_soon(partial(one, choice, nursery.cancel_scope), name=f"choice {choice.index}")
     if failures:
         raise failures[0]
+
+
+def _full_for_peer(error: RateLimited) -> Overloaded:
+    """Too much of one peer waits here: its users did nothing wrong, and other nodes may have room."""
+    return Overloaded(f"enough of this peer's requests wait here: {error.what}", retry_after=error.retry_after)
 
 
 def _filled(request: DraftRequest, defaults: GenerationDefaults) -> GenerateRequest:

@@ -18,6 +18,7 @@ from gnusnode.contracts.policy import PolicyEnvelope
 from gnusnode.contracts.services import (
     CORE_EMBED,
     ELM_EMBED,
+    MAX_PLANS,
     ROUTER_RUN,
     ChoiceDelta,
     ChoiceDone,
@@ -71,7 +72,8 @@ class _Account:
     tenant: str
     endpoint: str
     begin: float = field(default_factory=time.perf_counter)
-    plan: ExecutionPlan | None = None
+    plans: dict[str, ExecutionPlan] = field(default_factory=dict[str, ExecutionPlan])
+    """All plans by digest; the one that holds now comes last."""
     policy_hash: str = ""
     outputs: list[ExpertOutput] = field(default_factory=list[ExpertOutput])
     usage: Usage = field(default_factory=Usage)
@@ -178,11 +180,14 @@ class Ingress:
                 self._node.require(item.plan)
                 if (item.plan.request_id, item.plan.policy_hash) != (account.request_id, account.policy_hash):
                     raise RecordRefused("the plan is for another request or policy", where="execution-plan")
-                account.plan = item.plan
-                await self._log.put_plan(item, account.tenant)
+                account.plans.pop(item.plan.digest, None)
+                if len(account.plans) == MAX_PLANS:
+                    raise RecordRefused(f"more than {MAX_PLANS} plans for one request", where="execution-plan")
+                await self._log.put_plan(item, account.tenant, former=tuple(account.plans.values()))
+                account.plans[item.plan.digest] = item.plan
             case ChoiceDone():
                 self._node.require(item.output)
-                if account.plan is None or item.output.plan_hash != account.plan.digest:
+                if item.output.plan_hash not in account.plans:
                     raise RecordRefused("the package was made under another plan", where="expert-output")
                 account.outputs.append(item.output)
             case TaskDone():
@@ -190,14 +195,17 @@ class Ingress:
                 await self._log.finish(account.request_id, account.outputs, stages_ms=item.stages_ms)
 
     async def _embedded(self, call: ModelCall, context: CallContext) -> EmbedResult:
+        """The vectors, made on this node: no plan says who else might read the texts."""
         unknown: ModelNotFound | None = None
         for method in (CORE_EMBED, ELM_EMBED):
             if not self._rpc.offers(method.service):
                 continue
             try:
-                return await self._rpc.call(method, call, context)
+                return await self._rpc.call(method, call, context, peer=self._node.peer_id)
             except ModelNotFound as error:
                 unknown = unknown or error
+            except NoExpert:
+                continue  # a peer offers it, this node does not
         raise unknown or NoExpert(
             "nobody here computes embeddings", where=call.model, hint="start a node with the role core or elm"
         )

@@ -9,6 +9,7 @@ from typing import Final, Protocol
 
 from gnusnode.contracts.base import MalformedRecord
 from gnusnode.contracts.expert import ExpertOutput
+from gnusnode.contracts.plan import ExecutionPlan
 from gnusnode.contracts.services import PlanMade, PlanView
 from gnusnode.errors import GnusError, NotRunning
 from gnusnode.store.db import Store
@@ -24,8 +25,8 @@ KEEP: Final = 1000
 class TaskLog(Protocol):
     """Plans, outputs and ends of requests. What was put is there for ``get`` when the call returns."""
 
-    async def put_plan(self, made: PlanMade, tenant: str) -> None:
-        """The request runs under this plan from now on; a later plan of the same request replaces it."""
+    async def put_plan(self, made: PlanMade, tenant: str, *, former: Sequence[ExecutionPlan] = ()) -> None:
+        """The request runs under this plan from now on; ``former`` are those of its plans that came before."""
         ...
 
     async def finish(
@@ -51,8 +52,8 @@ class MemoryTaskLog:
         self._keep = keep
         self._views: OrderedDict[str, PlanView] = OrderedDict()
 
-    async def put_plan(self, made: PlanMade, tenant: str) -> None:
-        self._views[made.plan.request_id] = running(made, tenant)
+    async def put_plan(self, made: PlanMade, tenant: str, *, former: Sequence[ExecutionPlan] = ()) -> None:
+        self._views[made.plan.request_id] = running(made, tenant, former)
         self._views.move_to_end(made.plan.request_id)
         while len(self._views) > self._keep:
             self._views.popitem(last=False)
@@ -107,8 +108,8 @@ class StoreTaskLog:
             await store.write(lambda txn: [_remove(txn, request_id) for request_id in surplus])
         return log
 
-    async def put_plan(self, made: PlanMade, tenant: str) -> None:
-        view = running(made, tenant)
+    async def put_plan(self, made: PlanMade, tenant: str, *, former: Sequence[ExecutionPlan] = ()) -> None:
+        view = running(made, tenant, former)
         self._kept[view.request_id] = None
         self._kept.move_to_end(view.request_id)
         surplus = self._surplus()
@@ -181,9 +182,14 @@ def _read(key: bytes, value: bytes) -> PlanView | None:
         return None
 
 
-def running(made: PlanMade, tenant: str) -> PlanView:
+def running(made: PlanMade, tenant: str, former: Sequence[ExecutionPlan] = ()) -> PlanView:
     return PlanView(
-        request_id=made.plan.request_id, tenant=tenant, plan=made.plan, reasons=made.reasons, state="running"
+        request_id=made.plan.request_id,
+        tenant=tenant,
+        plan=made.plan,
+        former_plans=tuple(former),
+        reasons=made.reasons,
+        state="running",
     )
 
 

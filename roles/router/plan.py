@@ -25,8 +25,9 @@ from gnusnode.contracts.services import ExpertCard, TaskRequest
 from gnusnode.policy.envelopes import attestations_for, memory_for
 from gnusnode.policy.sandbox import sandbox_for
 from gnusnode.policy.tools import tool_policy_for
-from roles.router.choose import Candidate, Swarm
+from roles.router.choose import Candidate
 from roles.router.classify import ACTION, Intent
+from roles.router.facts import Swarm
 
 NO_CORE: Final = SelectedCore(core_id="none", version="none")
 """What a plan names as its core where the swarm has none: no expert answers to it."""

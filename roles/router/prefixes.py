@@ -24,7 +24,7 @@ class PrefixMemory:
 
     def find(self, tenant: str, messages: Sequence[Message]) -> tuple[str, str] | None:
         """Key of the expert that holds the longest known prefix of ``messages``."""
-        for digest in reversed(_chain(tenant, messages)):
+        for digest in reversed(digests(tenant, messages)):
             holder = self._held.get(digest)
             if holder is not None:
                 self._held.move_to_end(digest)
@@ -33,7 +33,7 @@ class PrefixMemory:
 
     def remember(self, tenant: str, messages: Sequence[Message], holder: tuple[str, str]) -> None:
         """``holder`` has just read ``messages``."""
-        for digest in _chain(tenant, messages):
+        for digest in digests(tenant, messages):
             self._held[digest] = holder
             self._held.move_to_end(digest)
         while len(self._held) > self._capacity:
@@ -43,12 +43,12 @@ class PrefixMemory:
         return len(self._held)
 
 
-def _chain(tenant: str, messages: Sequence[Message]) -> list[bytes]:
+def digests(tenant: str, messages: Sequence[Message]) -> list[bytes]:
     """One digest for each prefix of ``messages``, each hashed over the one before."""
-    digests: list[bytes] = []
+    chain: list[bytes] = []
     state = hashlib.blake2b(tenant.encode("utf-8", "surrogatepass"), digest_size=16).digest()
     for message in messages[:DEPTH]:
         body = f"{message.role}\0{message.content}".encode("utf-8", "surrogatepass")
         state = hashlib.blake2b(state + body, digest_size=16).digest()
-        digests.append(state)
-    return digests
+        chain.append(state)
+    return chain

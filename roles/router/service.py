@@ -1,60 +1,40 @@
-"""The router: classifies a request, signs its plan, has the chosen experts draft, reroutes while nothing was shown."""
+"""The router: classifies a request, chooses experts, signs plans, and sees the answer through (``failover``)."""
 
 from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Awaitable, Callable
+from collections import Counter
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Final, Literal
 
-from gnusnode.contracts.generation import ClassifyRequest, Usage
-from gnusnode.contracts.plan import ExecutionPlan, Platform, PrivacyMode
-from gnusnode.contracts.services import (
-    CORE_CLASSIFY,
-    CORE_DRAFT,
-    ELM_DRAFT,
-    ROUTED,
-    ChoiceDelta,
-    ChoiceDone,
-    DraftRequest,
-    ExpertCard,
-    ModelCall,
-    PlanMade,
-    TaskDone,
-    TaskRequest,
-)
-from gnusnode.errors import (
-    DataError,
-    DeadlineExceeded,
-    GnusError,
-    Overloaded,
-    Poisoned,
-    RecordRefused,
-    RequestError,
-    Unavailable,
-)
+from gnusnode.contracts.generation import ClassifyRequest
+from gnusnode.contracts.plan import ExecutionPlan, Platform
+from gnusnode.contracts.services import CORE_CLASSIFY, ROUTED, ModelCall, TaskRequest
+from gnusnode.errors import GnusError, Overloaded, RequestError, Unavailable
 from gnusnode.net.rpc import CallContext, Rpc, Service
-from gnusnode.observe import events
-from gnusnode.observe.stage import Stage, StageTimer
 from gnusnode.policy.envelopes import privacy_for
-from roles.answers import packaged
-from roles.ports import RoleContext, word
-from roles.router.choose import Candidate, Swarm, choose_experts
+from roles.ports import RoleContext
+from roles.router.attempt import DRAFT
+from roles.router.choose import Candidate, Inquiry, choose_experts
 from roles.router.classify import DOMAINS, Intent, Surroundings, classify, settle
+from roles.router.desk import Decision, Desk, FailoverOptions, Send, Tally
 from roles.router.directory import Directory
-from roles.router.plan import Graph, Issue, choose_graph, make_plan
-from roles.router.prefixes import PrefixMemory
-
-Send = Callable[[PlanMade | ChoiceDelta | ChoiceDone | TaskDone], Awaitable[None]]
+from roles.router.facts import Swarm
+from roles.router.failover import Course
+from roles.router.health import Health
+from roles.router.plan import Issue, choose_graph, make_plan
+from roles.router.prefixes import PrefixMemory, digests
 
 _ASK_MODEL_SECONDS: Final = 2.0
 """How long the router waits for a model's opinion on the domain; without it the words decide."""
-_SHUN_SECONDS: Final = 60.0
-"""How long an expert with a broken model or wrong records goes last; without it every request would try it first."""
-_DRAFT: Final = {"core": CORE_DRAFT, "elm": ELM_DRAFT}
-_DRIVEN: Final = frozenset(_DRAFT)
+_DRIVEN: Final = frozenset(DRAFT)
 """Services that this router knows how to drive; a plan promises no stage beyond them."""
+_RECENT: Final = 0.1
+"""Weight of the newest request in the mean of how long they take."""
+_LONGEST_RETRY: Final = 60.0
 
 
 @dataclass(frozen=True)
@@ -64,42 +44,26 @@ class RouterOptions:
     Attributes:
         classify: whether a model scores the domain: ``auto`` only where the words leave a margin below ``margin``.
         plan_ms: how long a plan holds.
-        requeues: further experts that are tried before the first visible token.
-        max_running: requests routed at a time; more are refused.
+        explore: part of the suitable requests (plain text, little at stake) that newcomers get, to prove themselves.
+        max_running: requests routed at a time; more are refused. Another node's ingress gets at most half of them.
     """
 
     classify: Literal["auto", "always", "never"] = "auto"
     margin: float = 0.12
     plan_ms: int = 300_000
-    requeues: int = 2
+    explore: float = 0.1
     max_running: int = 256
     platforms: tuple[Platform, ...] = ()
-
-
-@dataclass
-class _Attempt:
-    """One draft under one plan, as far as it came."""
-
-    plan: ExecutionPlan
-    candidate: Candidate
-    visible: bool = False
-    """Whether the caller has seen anything of an answer."""
-    texts: dict[int, list[str]] = field(default_factory=dict[int, list[str]])
-    done: list[ChoiceDone] = field(default_factory=list[ChoiceDone])
-
-
-@dataclass(frozen=True)
-class _Decision:
-    """What was decided before the first plan; rerouting keeps it."""
-
-    intent: Intent
-    privacy: PrivacyMode
-    cards: tuple[ExpertCard, ...]
-    ranked: tuple[Candidate, ...]
+    failover: FailoverOptions = field(default_factory=FailoverOptions)
 
 
 class Router:
-    """The service ``router``. ``swarm`` says at any time who is a member, who is ours and which services there are."""
+    """The service ``router``.
+
+    Args:
+        swarm: says at any time who is a member, who is ours, which services there are, and what is known of peers.
+        report: is told how each draft of another node ended: with an error, or None for well.
+    """
 
     def __init__(
         self,
@@ -108,6 +72,8 @@ class Router:
         directory: Directory,
         swarm: Callable[[], Swarm],
         options: RouterOptions | None = None,
+        *,
+        report: Callable[[str, GnusError | None], None] = lambda peer, error: None,
     ) -> None:
         self._rpc = rpc
         self._node = node
@@ -115,60 +81,96 @@ class Router:
         self._swarm = swarm
         self._options = options or RouterOptions()
         self._prefixes = PrefixMemory()
-        self._failed: dict[tuple[str, str], float] = {}
-        """Experts that proved unusable, and until when (monotonic seconds) others go before them."""
-        self.running = 0
-        """Requests being routed now."""
-        self.rerouted = 0
-        """Attempts that were moved to another expert, since start."""
+        self._health = Health(time.monotonic)
+        self.tally = Tally()
+        self._desk = Desk(rpc, node, self._options.failover, self._health, self.tally, report)
+        self._running: Counter[str] = Counter()
+        self._usual_seconds = 1.0
 
     def service(self) -> Service:
         return Service("router", unary={}, streams={"run": self._run})
 
+    @property
+    def running(self) -> int:
+        """Requests being routed now."""
+        return self._running.total()
+
+    @property
+    def rerouted(self) -> int:
+        """Answers that another expert was asked for before the first word, since start."""
+        return self.tally.rerouted
+
     async def _run(self, request: TaskRequest, context: CallContext, send: Send) -> None:
-        if self.running >= self._options.max_running:
-            raise Overloaded(f"the router already routes {self.running} requests", retry_after=1.0, hint="try again")
-        self.running += 1
-        try:
+        with self._admitted(context.caller):
             await self._route(request, context.within(request.policy.max_wall_ms / 1000), send)
+
+    @contextmanager
+    def _admitted(self, caller: str) -> Generator[None]:
+        """Counts a request in and out.
+
+        Raises:
+            Overloaded: too many run, or too many of another node's.
+        """
+        most, running = self._options.max_running, self.running
+        foreign = caller not in ("", self._node.peer_id)
+        if running >= most or (foreign and self._running[caller] >= max(1, most // 2)):
+            raise Overloaded(
+                f"the router already routes {running} requests",
+                retry_after=min(max(1.0, self._usual_seconds / max(1, running)), _LONGEST_RETRY),
+                hint="try again",
+            )
+        self._running[caller] += 1
+        begin = time.monotonic()
+        try:
+            yield
         finally:
-            self.running -= 1
+            self._usual_seconds += _RECENT * (time.monotonic() - begin - self._usual_seconds)
+            self._running[caller] -= 1
+            self._running += Counter()  # forgets callers without requests
 
     async def _route(self, request: TaskRequest, context: CallContext, send: Send) -> None:
         _check_limits(request)
-        timer = self._node.timer(request.generation.request_id)
-        with timer.stage(Stage.ROUTING):
-            decision = await self._decide(request, context)
-        notes: tuple[str, ...] = ()
-        for place in range(1 + self._options.requeues):
-            left = decision.ranked[place:]
-            with timer.stage(Stage.ROUTING):
-                graph = choose_graph(request, decision.intent, left, self._view())
-                attempt = _Attempt(self._plan(request, decision, graph, context), left[0])
-            await self._announce(attempt, decision.intent, (*decision.intent.reasons, *graph.reasons, *notes), send)
-            try:
-                await self._draft(request, attempt, context, timer, send)
-                await send(self._finish(request, attempt, timer))
-                return
-            except GnusError as error:
-                if not worth_elsewhere(error):
-                    raise
-                if isinstance(error, DataError | RecordRefused):  # a busy or restarting engine says so in its card
-                    self._failed[left[0].key] = time.monotonic() + _SHUN_SECONDS
-                if attempt.visible or place == self._options.requeues or len(left) == 1:
-                    raise
-                self.rerouted += 1
-                notes = (*notes, f"rerouted from {left[0].card.expert_id}: {error.code}")
+        intent: Intent | None = None
+
+        async def decide() -> Decision:
+            nonlocal intent
+            intent = intent or await self._classified(request, context)
+            return await self._decide(request, intent, context)
+
+        course = Course(
+            self._desk,
+            request,
+            context,
+            self._node.timer(request.generation.request_id),
+            send,
+            decide=decide,
+            plan_for=lambda decision, ranked: self._plan(request, decision, ranked, context),
+        )
+        done = await course.run()
+        messages = request.generation.prompt.messages or ()
+        self._prefixes.remember(request.policy.tenant, messages, course.leader.candidate.key)
+        await send(done)
 
     # --- deciding -----------------------------------------------------------------------------------------------------
 
-    async def _decide(self, request: TaskRequest, context: CallContext) -> _Decision:
+    async def _decide(self, request: TaskRequest, intent: Intent, context: CallContext) -> Decision:
         cards = await self._directory.cards(context)
-        intent = await self._classified(request, context)
         privacy = privacy_for(request.policy, intent.risk)
-        warm = self._prefixes.find(request.policy.tenant, request.generation.prompt.messages or ())
-        ranked = choose_experts(cards, request, intent, privacy, self._view(), warm=warm, failed=self._shunned())
-        return _Decision(intent, privacy, cards, tuple(ranked))
+        tenant, messages = request.policy.tenant, request.generation.prompt.messages or ()
+        swarm = self._swarm()
+        view = replace(swarm, services=swarm.services & _DRIVEN)
+        announced = any(facts.prefixes for facts in view.peers.values())
+        inquiry = Inquiry(
+            intent,
+            privacy,
+            warm=self._prefixes.find(tenant, messages),
+            prefixes=digests(tenant, messages) if announced else (),
+            experience=self._health.now(),
+            now=time.monotonic(),
+            patience=context.remaining(),
+            explore=self._options.explore,
+        )
+        return Decision(intent, privacy, cards, tuple(choose_experts(cards, request, inquiry, view)), view)
 
     async def _classified(self, request: TaskRequest, context: CallContext) -> Intent:
         text = asked(request)
@@ -198,16 +200,10 @@ class Router:
             return replace(intent, reasons=(*intent.reasons, f"no model was asked for the domain: {error.code}"))
         return settle(intent, scored.model_copy(update={"label": scored.label.strip()}))
 
-    def _shunned(self) -> frozenset[tuple[str, str]]:
-        now = time.monotonic()
-        self._failed = {key: until for key, until in self._failed.items() if until > now}
-        return frozenset(self._failed)
-
-    def _view(self) -> Swarm:
-        swarm = self._swarm()
-        return replace(swarm, services=swarm.services & _DRIVEN)
-
-    def _plan(self, request: TaskRequest, decision: _Decision, graph: Graph, context: CallContext) -> ExecutionPlan:
+    def _plan(
+        self, request: TaskRequest, decision: Decision, ranked: Sequence[Candidate], context: CallContext
+    ) -> tuple[ExecutionPlan, tuple[str, ...]]:
+        graph = choose_graph(request, decision.intent, ranked, decision.swarm)
         issue = Issue(
             signer=self._node.signer,
             swarm_id=self._node.swarm_id,
@@ -217,81 +213,8 @@ class Router:
             nonce=secrets.token_hex(16),
             platforms=self._options.platforms,
         )
-        return make_plan(request, decision.intent, decision.privacy, graph, decision.cards, issue)
-
-    async def _announce(self, attempt: _Attempt, intent: Intent, reasons: tuple[str, ...], send: Send) -> None:
-        card = attempt.candidate.card
-        self._node.observer.bus.publish(
-            events.PlanMade(
-                request_id=attempt.plan.request_id,
-                plan_digest=attempt.plan.digest,
-                mode=attempt.plan.execution_graph.mode.value,
-                expert=word(card.expert_id),
-                confidence=intent.confidence,
-            )
-        )
-        await send(PlanMade(plan=attempt.plan, model=card.expert_id, confidence=intent.confidence, reasons=reasons))
-
-    # --- driving ------------------------------------------------------------------------------------------------------
-
-    async def _draft(
-        self, request: TaskRequest, attempt: _Attempt, context: CallContext, timer: StageTimer, send: Send
-    ) -> None:
-        """Has the expert draft and passes on what it says, once that is checked."""
-        card = attempt.candidate.card
-        draft = DraftRequest(
-            plan=attempt.plan,
-            expert_id=card.expert_id,
-            expert_role=card.role,
-            model=card.engine.model,
-            generation=request.generation,
-            choices=request.choices,
-            tools=request.tools,
-            tool_choice=request.tool_choice,
-            open_sampling=request.open_sampling,
-        )
-        context = replace(context, plan_digest=attempt.plan.digest)
-        begin = time.perf_counter()
-        first_ms: float | None = None
-        with timer.stage(Stage.COMPUTE):
-            async with self._rpc.stream(_DRAFT[card.service], draft, context, peer=card.peer) as items:
-                async for item in items:
-                    if first_ms is None:
-                        first_ms = (time.perf_counter() - begin) * 1000
-                    self._take(attempt, item)
-                    await send(item)
-        if len(attempt.done) != request.choices:
-            raise RecordRefused(f"{len(attempt.done)} of {request.choices} choices came", where=card.expert_id)
-        timer.add(Stage.DISPATCH, (first_ms or 0.0) - min(_until_first_word(done) for done in attempt.done))
-
-    def _take(self, attempt: _Attempt, item: ChoiceDelta | ChoiceDone) -> None:
-        """Checks an item before anybody sees it; a package must be signed and say what was streamed.
-
-        Raises:
-            RecordRefused: it does not hold up.
-        """
-        if isinstance(item, ChoiceDelta):
-            attempt.texts.setdefault(item.index, []).append(item.delta.text)
-        else:
-            self._node.require(item.output)
-            check_package(attempt.plan, attempt.candidate.card, item, "".join(attempt.texts.get(item.index, ())))
-            attempt.done.append(item)
-        attempt.visible = True
-
-    def _finish(self, request: TaskRequest, attempt: _Attempt, timer: StageTimer) -> TaskDone:
-        self._failed.pop(attempt.candidate.key, None)
-        messages = request.generation.prompt.messages or ()
-        self._prefixes.remember(request.policy.tenant, messages, attempt.candidate.key)
-        slowest = max(attempt.done, key=lambda done: done.timing.queue_ms + done.timing.prefill_ms)
-        timer.add(Stage.QUEUE, slowest.timing.queue_ms)
-        timer.add(Stage.PREFILL, slowest.timing.prefill_ms)
-        timer.add(Stage.DECODE, max(done.timing.decode_ms for done in attempt.done))
-        return TaskDone(
-            usage=total_usage([done.usage for done in attempt.done]),
-            node=attempt.candidate.card.peer,
-            plan_digest=attempt.plan.digest,
-            stages_ms={stage: round(elapsed, 3) for stage, elapsed in timer.elapsed_ms.items()},
-        )
+        plan = make_plan(request, decision.intent, decision.privacy, graph, decision.cards, issue)
+        return plan, graph.reasons
 
 
 # --- pure parts -------------------------------------------------------------------------------------------------------
@@ -304,53 +227,6 @@ def asked(request: TaskRequest) -> str:
         return prompt.text or ""
     said = [message.content for message in prompt.messages if message.role == "user"]
     return said[-1] if said else prompt.messages[-1].content
-
-
-def worth_elsewhere(error: GnusError) -> bool:
-    """Whether another expert may do better: not when the request is at fault, poisonous, or out of time."""
-    if isinstance(error, Poisoned | DeadlineExceeded):
-        return False
-    return isinstance(error, Unavailable | DataError | RecordRefused)
-
-
-def check_package(plan: ExecutionPlan, card: ExpertCard, item: ChoiceDone, streamed: str) -> None:
-    """Whether a package, whose signature was checked, belongs to this plan and says what was streamed.
-
-    Raises:
-        RecordRefused: it does not.
-    """
-    output = item.output
-    wrong = {
-        "request": output.request_id != plan.request_id,
-        "plan": output.plan_hash != plan.digest,
-        "expert": (output.expert_id, output.expert_role.value) != (card.expert_id, card.role),
-        "signer": output.signer != card.peer,
-        "artifact": output.artifact_hash != card.engine.artifact_hash,
-        "answer": output.answer != packaged(streamed),
-        "tool calls": output.tool_calls != item.tool_calls,
-    }
-    faults = [name for name, is_wrong in wrong.items() if is_wrong]
-    if faults:
-        raise RecordRefused(
-            f"the package is of another {', '.join(faults)} than agreed",
-            where="expert-output",
-            hint="report the expert",
-        )
-
-
-def total_usage(parts: list[Usage]) -> Usage:
-    """Tokens of all choices; their common prompt counts once."""
-    return Usage(
-        prompt_tokens=max(part.prompt_tokens for part in parts),
-        cached_tokens=max(part.cached_tokens for part in parts),
-        completion_tokens=sum(part.completion_tokens for part in parts),
-    )
-
-
-def _until_first_word(done: ChoiceDone) -> float:
-    """Milliseconds that the engine itself took before a choice said anything."""
-    timing = done.timing
-    return timing.queue_ms + timing.prefill_ms + (timing.decode_ms if done.tool_calls else 0.0)
 
 
 def _check_limits(request: TaskRequest) -> None:

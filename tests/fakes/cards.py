@@ -8,7 +8,7 @@ from gnusnode.contracts import ids
 from gnusnode.contracts.generation import EngineInfo, EngineState
 from gnusnode.contracts.services import ExpertCard
 from gnusnode.identity import NodeIdentity
-from roles.router.choose import Swarm
+from roles.router.facts import Swarm
 
 HERE = NodeIdentity(bytes([1] * 32)).peer_id
 THERE = NodeIdentity(bytes([2] * 32)).peer_id

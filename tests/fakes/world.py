@@ -49,8 +49,8 @@ from roles.experts.service import ExpertService
 from roles.ingress.service import Ingress, IngressOptions
 from roles.ingress.tasklog import MemoryTaskLog, TaskLog
 from roles.ports import RoleContext
-from roles.router.choose import Swarm
 from roles.router.directory import RpcDirectory
+from roles.router.facts import Swarm
 from roles.router.service import Router, RouterOptions
 
 T = TypeVar("T")
@@ -215,7 +215,7 @@ async def world(
     def judge(record: SignedRecord) -> Outcome:
         return verify(record, time.time_ns() // 1_000_000, known)
 
-    node = RoleContext(identity, known.swarm_id, judge, lambda: time.time_ns() // 1_000_000, observer)
+    node = RoleContext(identity, lambda: known.swarm_id, judge, lambda: time.time_ns() // 1_000_000, observer)
     rpc = LocalRpc(peer)
     mine = frozenset({peer})
     view = Swarm(node=peer, members=mine, boundary=mine, services=swarm_services)

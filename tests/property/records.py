@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, StringConstraints
 
 from gnusnode.contracts import canonical, dsse, ids
+from gnusnode.contracts.artifacts import CHUNK_BYTES
 from gnusnode.contracts.base import Record, SignedRecord
 from gnusnode.contracts.consensus import Vote
 from gnusnode.contracts.events import GENESIS, Fingerprint, names_content
@@ -236,6 +237,11 @@ def _announcement(draw: st.DrawFn, fields: dict[str, Any]) -> None:
     fields["addresses"] = ("/ip4/127.0.0.1/tcp/4001",)
 
 
+def _chunk_manifest(draw: st.DrawFn, fields: dict[str, Any]) -> None:
+    fields["chunk_bytes"] = CHUNK_BYTES
+    fields["size"] = (len(fields["chunks"]) - 1) * CHUNK_BYTES + draw(st.integers(1, CHUNK_BYTES))
+
+
 FIT: Final[dict[str, Fit]] = {
     "ToolAttestation": _attestation,
     "MemoryEvent": _memory_event,
@@ -247,6 +253,7 @@ FIT: Final[dict[str, Fit]] = {
     "Revocation": _revocation,
     "QuorumCertificate": _quorum,
     "NodeAnnouncement": _announcement,
+    "ChunkManifest": _chunk_manifest,
 }
 
 

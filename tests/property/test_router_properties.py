@@ -22,7 +22,7 @@ from gnusnode.identity import NodeIdentity
 from gnusnode.policy.envelopes import RISKS, effective_policy, privacy_for, workspace_policy
 from gnusnode.policy.sandbox import STRENGTH, WEAKEST_ALLOWED
 from roles.router import lexicon
-from roles.router.choose import choose_experts
+from roles.router.choose import Inquiry, choose_experts
 from roles.router.classify import DOMAINS, Intent, Surroundings, classify
 from roles.router.plan import Issue, choose_graph, make_plan
 from tests.fakes.cards import FAR, HERE, THERE, card, elm, swarm
@@ -112,7 +112,7 @@ def plan_of(
     view = swarm(*names, members=(HERE, THERE))
     privacy = privacy_for(request.policy, intent.risk)
     try:
-        ranked = choose_experts(offered, request, intent, privacy, view)
+        ranked = choose_experts(offered, request, Inquiry(intent, privacy), view)
     except GnusError:
         return None
     graph = choose_graph(request, intent, ranked, view)
@@ -192,7 +192,8 @@ def test_only_experts_that_may_see_the_prompt_are_chosen(
     if made is None:
         return
     plan, intent = made
-    ranked = choose_experts(offered, request, intent, plan.privacy_mode, swarm(*names, members=(HERE, THERE)))
+    inquiry = Inquiry(intent, plan.privacy_mode)
+    ranked = choose_experts(offered, request, inquiry, swarm(*names, members=(HERE, THERE)))
     visible = {
         PrivacyMode.PLAINTEXT: {HERE, THERE, FAR},
         PrivacyMode.RESTRICTED: {HERE, THERE},

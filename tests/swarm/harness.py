@@ -10,11 +10,12 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+COMMAND = (sys.executable, "-m", "gnusnode")
 START_LIMIT = 60.0
 """Seconds after which a test gives up on a start; no test judges how fast it was."""
 
@@ -25,11 +26,11 @@ def environment(**more: str) -> dict[str, str]:
 
 
 def gnusnode(
-    *arguments: str, env: dict[str, str] | None = None, timeout: float = 60
+    *arguments: str, env: dict[str, str] | None = None, timeout: float = 60, prefix: Sequence[str] = ()
 ) -> subprocess.CompletedProcess[str]:
     """Runs a command to its end."""
     return subprocess.run(
-        [sys.executable, "-m", "gnusnode", *arguments],
+        [*prefix, *COMMAND, *arguments],
         capture_output=True,
         text=True,
         encoding="utf-8",
@@ -42,12 +43,13 @@ def gnusnode(
 class NodeProcess:
     """A daemon; ``stop`` or the end of ``running`` ends it."""
 
-    def __init__(self, home: Path, *flags: str, env: dict[str, str] | None = None) -> None:
+    def __init__(self, home: Path, *flags: str, env: dict[str, str] | None = None, prefix: Sequence[str] = ()) -> None:
+        """``prefix``: a command that becomes ours, such as ``ip netns exec NAME``."""
         self.home = home
         self.log = home.parent / f"{home.name}.log"
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "gnusnode", "start", "--home", str(home), "--api", "127.0.0.1:0", *flags],
+                [*prefix, *COMMAND, "start", "--home", str(home), "--api", "127.0.0.1:0", *flags],
                 stdout=log,
                 stderr=log,
                 env=environment(**(env or {})),

@@ -251,12 +251,13 @@ class TestProfiles:
 
     def test_no_profile_finds_peers_beyond_what_it_says(self, home: Home) -> None:
         seen = {name: loaded(home, profile=name).settings.net for name in profiles()}
-        assert {name: (net.mdns, net.dht, bool(net.listen)) for name, net in seen.items()} == {
-            "solo": (False, False, False),
-            "lan": (True, False, True),
-            "gpu-contributor": (True, True, True),
-            "high-trust": (False, False, False),
+        assert {name: (net.mdns, net.dht) for name, net in seen.items()} == {
+            "solo": (False, False),
+            "lan": (True, False),
+            "gpu-contributor": (True, True),
+            "high-trust": (False, False),
         }
+        assert {(net.enabled, net.peers) for net in seen.values()} == {("auto", ())}, "no network without a swarm"
 
 
 class TestSetValue:

@@ -32,6 +32,7 @@ MAY_ISSUE = {
     "LearningEvent": {Role.MEMORY},
     "Receipt": {Role.CORE, Role.ELM, Role.VERIFIER, Role.GROUNDING, Role.MEMORY},
     "CapabilityManifest": set(Role),
+    "ChunkManifest": set(Role),
     "AuditEvent": set(Role),
     "KeyRotation": set(Role),
 }

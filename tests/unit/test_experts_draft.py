@@ -42,6 +42,7 @@ from gnusnode.contracts.services import (
     ELM_DRAFT,
     ChoiceDelta,
     ChoiceDone,
+    DraftBeat,
     DraftRequest,
     Empty,
     ModelCall,
@@ -51,7 +52,14 @@ from gnusnode.contracts.services import (
 from gnusnode.contracts.swarm import Role
 from gnusnode.contracts.tools import ToolPolicy
 from gnusnode.contracts.verify import verify
-from gnusnode.errors import EngineFailed, ModelNotFound, Poisoned, RecordRefused, RequestError, SchemaRefused
+from gnusnode.errors import (
+    EngineFailed,
+    ModelNotFound,
+    Poisoned,
+    RecordRefused,
+    RequestError,
+    SchemaRefused,
+)
 from gnusnode.identity import NodeIdentity
 from gnusnode.net.local import LocalRpc
 from gnusnode.net.rpc import CallContext
@@ -116,7 +124,7 @@ class Bench:
         }
         context = CallContext(request.generation.request_id, time.monotonic() + 60)
         async with self.rpc.stream(method, DraftRequest(**{**fields, **changes}), context) as items:
-            return [item async for item in items]
+            return [item async for item in items if not isinstance(item, DraftBeat)]
 
     async def call(self, method: Any, call: Any) -> Any:
         return await self.rpc.call(method, call, CallContext("r", time.monotonic() + 60))
@@ -133,7 +141,7 @@ async def bench(
     def judge(record: SignedRecord) -> Outcome:
         return verify(record, now, roster)
 
-    node = RoleContext(identity, roster.swarm_id, judge, lambda: now, observer)
+    node = RoleContext(identity, lambda: roster.swarm_id, judge, lambda: now, observer)
     rpc = LocalRpc(identity.peer_id)
     given = engines or (FakeEngine(),)
     core = Host("core", [expert(e.model) for e in given], FakeEngines({e.model: e for e in given}))

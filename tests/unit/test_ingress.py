@@ -212,7 +212,36 @@ async def test_a_rerouted_request_keeps_the_plan_that_was_answered(any_log: Any,
         view = await kept(node, request.generation.request_id)
     assert len(plans) == 2
     assert view.plan == plans[1].plan
+    assert view.former_plans == (plans[0].plan,)
     assert view.outputs[0].plan_hash == plans[1].plan.digest
+
+
+async def test_a_plan_that_is_told_again_is_kept_once_and_holds_from_then_on(any_log: Any, tmp_path: Path):
+    async with (
+        any_log(tmp_path, 10) as log,
+        world([FakeEngine("a", fails=EngineFailed("gone")), FakeEngine("b")]) as node,
+    ):
+        request = task()
+        seen = await node.chat(request)
+        first, second = of_kind(seen, PlanMade)
+        rest = [event for event in seen if not isinstance(event, PlanMade)]
+        await replay([second, first, second, *rest], request, node, log)
+        view = await log.get(request.generation.request_id)
+    assert view is not None
+    assert (view.plan, view.former_plans, view.state) == (second.plan, (first.plan,), "done")
+
+
+async def test_a_router_that_makes_plans_without_end_is_stopped():
+    async with world([FakeEngine()]) as node:
+        request = task()
+        seen = await node.chat(request)
+        [made] = of_kind(seen, PlanMade)
+        signed = {name: getattr(made.plan, name) for name in type(made.plan).model_fields}
+        del signed["plan_signature"], signed["signer"]
+        plans = [type(made.plan).signed(node.node.signer, **{**signed, "nonce": f"{n:032x}"}) for n in range(9)]
+        many = [made.model_copy(update={"plan": plan}) for plan in plans]
+        with pytest.raises(RecordRefused, match="more than 8 plans"):
+            await replay([*many, *seen], request, node)
 
 
 async def test_an_id_that_is_used_again_keeps_nothing_of_its_first_use(any_log: Any, tmp_path: Path):
@@ -320,7 +349,7 @@ def _changed(record: Any) -> Any:
     return record.model_copy(update={"issued_at_ms": record.issued_at_ms - 1})
 
 
-async def replay(seen: list[Event], request: TaskRequest, by: World) -> list[Event]:
+async def replay(seen: list[Event], request: TaskRequest, by: World, log: TaskLog | None = None) -> list[Event]:
     """What an ingress passes on when its router says ``seen`` to ``request``."""
     rpc = LocalRpc(by.node.peer_id)
 
@@ -328,7 +357,7 @@ async def replay(seen: list[Event], request: TaskRequest, by: World) -> list[Eve
         for event in seen:
             await send(event)
 
-    ingress = Ingress(rpc, by.node, MemoryTaskLog(), lambda tenant: workspace_policy("solo", tenant))
+    ingress = Ingress(rpc, by.node, log or MemoryTaskLog(), lambda tenant: workspace_policy("solo", tenant))
     passed: list[Event] = []
     context = CallContext(request.generation.request_id, time.monotonic() + 60)
     async with (

@@ -51,6 +51,7 @@ class TestManual:
         metrics = vars(NodeMetrics())
         families = [
             *metrics.pop("engines").collect(),
+            *metrics.pop("network").collect(),
             *(metrics.pop(name) for name in list(metrics) if name != "registry"),
         ]
         for family in families:

@@ -162,3 +162,22 @@ async def test_the_text_of_a_bug_reaches_neither_log_nor_status(
 
 def test_every_role_has_a_lowest_tier():
     assert set(LOWEST_TIER) == set(RoleName)
+
+
+async def test_a_role_runs_exactly_while_the_swarm_grants_it(autojump_clock: trio.testing.MockClock):
+    role, observer = Scripted(), Observer.create()
+    supervisor = Supervisor([role], observer.bus, granted=())
+    async with trio.open_nursery() as nursery:
+        await nursery.start(supervisor.run)
+        assert supervisor.status()["core"]["state"] == "withheld"
+        assert supervisor.readiness() == {}, "what is not granted is not missed"
+        for _ in range(2):
+            supervisor.grant({RoleName.CORE})
+            await trio.testing.wait_all_tasks_blocked()
+            assert supervisor.running == {RoleName.CORE}
+            supervisor.grant({RoleName.ELM})
+            await trio.testing.wait_all_tasks_blocked()
+            assert supervisor.running == set()
+        nursery.cancel_scope.cancel()
+    assert len(role.begins) == 2
+    assert states(observer) == ["withheld", *["starting", "running", "withheld"] * 2, "stopped"]

@@ -9,8 +9,10 @@ from gnusnode.contracts.plan import PrivacyMode
 from gnusnode.contracts.policy import PolicyEnvelope
 from gnusnode.contracts.services import ExpertCard, TaskRequest
 from gnusnode.errors import Forbidden, ModelNotFound, NoExpert
-from roles.router.choose import Swarm, choose_experts
+from roles.router.choose import Inquiry, choose_experts
 from roles.router.classify import classify
+from roles.router.facts import Swarm
+from roles.router.health import Experience
 from roles.router.prefixes import PrefixMemory
 from tests.fakes.cards import FAR, HERE, THERE, card, elm, swarm
 from tests.fakes.world import task
@@ -28,8 +30,8 @@ def order(
     asked = request or task()
     messages = asked.generation.prompt.messages
     assert messages is not None
-    intent = classify(messages[-1].content)
-    return [c.card.expert_id for c in choose_experts(cards, asked, intent, privacy, view or swarm(), warm=warm)]
+    inquiry = Inquiry(classify(messages[-1].content), privacy, warm=warm)
+    return [c.card.expert_id for c in choose_experts(cards, asked, inquiry, view or swarm())]
 
 
 @pytest.mark.requirement("G-EX-2")
@@ -54,7 +56,8 @@ def test_streams_that_run_share_the_rate_of_their_engine():
 def test_an_expert_that_just_failed_goes_last_however_fast_it_is():
     intent = classify("hello")
     cards = (card("broken", decode_rate=9000.0), card("slow", decode_rate=5.0))
-    ranked = choose_experts(cards, task(), intent, PrivacyMode.PLAINTEXT, swarm(), failed={(HERE, "broken")})
+    experience = Experience(failed=frozenset({(HERE, "broken")}))
+    ranked = choose_experts(cards, task(), Inquiry(intent, PrivacyMode.PLAINTEXT, experience=experience), swarm())
     assert [(found.card.expert_id, found.failed) for found in ranked] == [("slow", False), ("broken", True)]
 
 
@@ -68,7 +71,7 @@ def test_a_cached_conversation_wins_over_a_slightly_faster_expert():
 def test_equal_experts_are_ordered_by_name_whatever_order_they_came_in():
     cards = [card(name, peer=peer) for name in ("b", "a") for peer in (THERE, HERE)]
     forwards, backwards = order(*cards), order(*reversed(cards))
-    assert forwards == backwards == ["a", "a", "b", "b"]
+    assert forwards == backwards == ["a", "b", "a", "b"], "those of this node, then those of a peer"
 
 
 def test_a_named_model_is_found_by_expert_or_model_name_only():
@@ -98,13 +101,13 @@ def test_a_model_outside_the_policy_is_forbidden_and_auto_skips_it():
 @pytest.mark.parametrize(
     ("privacy", "seen"),
     [
-        (PrivacyMode.PLAINTEXT, ["a-far", "b-member", "c-own"]),
-        (PrivacyMode.RESTRICTED, ["b-member", "c-own"]),
-        (PrivacyMode.PRIVATE_BOUNDARY, ["c-own"]),
+        (PrivacyMode.PLAINTEXT, ["own", "far", "member"]),
+        (PrivacyMode.RESTRICTED, ["own", "member"]),
+        (PrivacyMode.PRIVATE_BOUNDARY, ["own"]),
     ],
 )
 def test_a_prompt_travels_no_further_than_its_privacy_mode(privacy: PrivacyMode, seen: list[str]):
-    cards = (card("a-far", peer=FAR), card("b-member", peer=THERE), card("c-own", peer=HERE))
+    cards = (card("far", peer=FAR), card("member", peer=THERE), card("own", peer=HERE))
     assert order(*cards, privacy=privacy, view=swarm(members=(HERE, THERE))) == seen
     if privacy is PrivacyMode.RESTRICTED:
         with pytest.raises(NoExpert, match="restricted"):

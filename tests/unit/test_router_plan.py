@@ -14,7 +14,7 @@ from gnusnode.contracts.swarm import swarm_id
 from gnusnode.contracts.tools import ToolPolicy
 from gnusnode.identity import NodeIdentity
 from gnusnode.policy.envelopes import privacy_for
-from roles.router.choose import choose_experts
+from roles.router.choose import Inquiry, choose_experts
 from roles.router.classify import Surroundings, classify
 from roles.router.plan import NO_CORE, Graph, Issue, choose_graph, make_plan
 from tests.fakes.cards import HERE, card, elm, swarm
@@ -36,7 +36,7 @@ def planned(
     intent = classify(messages[-1].content, Surroundings(names, request.tool_choice))
     view = swarm(*services)
     privacy = privacy_for(request.policy, intent.risk)
-    graph = choose_graph(request, intent, choose_experts(cards, request, intent, privacy, view), view)
+    graph = choose_graph(request, intent, choose_experts(cards, request, Inquiry(intent, privacy), view), view)
     issue = Issue(SIGNER, swarm_id(SIGNER.peer_id), NOW, 300_000, 60_000, "ab" * 16, platforms)
     return make_plan(request, intent, privacy, graph, cards, issue), graph
 

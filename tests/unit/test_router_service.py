@@ -21,6 +21,7 @@ from gnusnode.errors import (
     GnusError,
     ModelInvalid,
     Overloaded,
+    PeerUnreachable,
     Poisoned,
     RecordRefused,
     RequestError,
@@ -28,8 +29,8 @@ from gnusnode.errors import (
 )
 from gnusnode.net.rpc import CallContext, Rpc, Service
 from gnusnode.observe import events
-from roles.router.choose import Swarm
 from roles.router.directory import RpcDirectory
+from roles.router.facts import Swarm
 from roles.router.service import Router, RouterOptions
 from tests.fakes.cards import card
 from tests.fakes.world import Event, FakeEngine, World, expert, of_kind, task, text_of, world
@@ -78,12 +79,20 @@ async def test_an_expert_of_the_domain_drafts_and_the_core_takes_over_before_the
 
 @pytest.mark.requirement("G-RL-1")
 async def test_the_first_two_requeues_go_to_the_next_best_and_the_third_is_not_made():
-    engines = [FakeEngine(name, fails=EngineFailed(f"{name} crashed")) for name in "abcd"]
+    engines = [FakeEngine(name, fails=PeerUnreachable(f"{name} is gone")) for name in "abcd"]
     async with world(engines) as node:
         seen, error = await node.failure(task())
-    assert isinstance(error, EngineFailed)
+    assert isinstance(error, PeerUnreachable)
     assert [plan.model for plan in of_kind(seen, PlanMade)] == ["a", "b", "c"]
     assert [len(engine.requests) for engine in engines] == [1, 1, 1, 0]
+
+
+async def test_a_request_under_which_two_engines_fell_is_not_shown_to_a_third():
+    engines = [FakeEngine(name, fails=EngineFailed(f"{name} crashed")) for name in "abc"]
+    async with world(engines) as node:
+        _, error = await node.failure(task())
+    assert isinstance(error, EngineFailed)
+    assert [len(engine.requests) for engine in engines] == [1, 1, 0]
 
 
 async def test_an_expert_whose_model_is_broken_is_passed_over():

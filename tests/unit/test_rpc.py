@@ -1,11 +1,12 @@
-"""What every implementation of the rpc port promises. A second one joins as a second parameter of ``rpc`` below."""
+"""What every implementation of the rpc port promises: within one process, and between two members of a swarm."""
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Awaitable, Callable
-from typing import Any, ClassVar
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any, ClassVar, Protocol
 
 import pytest
 import trio
@@ -20,14 +21,20 @@ from gnusnode.errors import (
     InternalError,
     NoExpert,
     Overloaded,
+    PeerUnreachable,
     RequestError,
     Unavailable,
 )
+from gnusnode.net.link import RpcOptions
 from gnusnode.net.local import LocalRpc
-from gnusnode.net.rpc import CallContext, Rpc, Service
+from gnusnode.net.rpc import CallContext, Service
+from gnusnode.net.swarmrpc import SwarmRpc
+from tests.fakes.swarm import swarm_of
 
 NODE = "12D3KooWTestNode"
+OTHER = "12D3KooWOtherNode"
 BUFFER = 1000
+PLAN = "sha256:" + "1" * 64
 
 
 class Ask(Record):
@@ -48,9 +55,50 @@ ECHO = UnaryMethod("test", "echo", Ask, Reply)
 COUNT = StreamMethod[Ask, Reply]("test", "count", Ask, TypeAdapter(Reply))
 
 
-@pytest.fixture(params=["local"])
-def rpc(request: pytest.FixtureRequest) -> Rpc:
-    return {"local": lambda: LocalRpc(NODE, buffer_bytes=BUFFER)}[request.param]()
+class Subject(Protocol):
+    """An rpc under test: served and called through the same object, wherever the handlers run."""
+
+    serve: Any
+    offers: Callable[[str], bool]
+    call: Any
+    stream: Any
+    statistics: Callable[[], dict[str, int]]
+
+    async def settle(self) -> None:
+        """Returns when what the caller did last has reached the handler."""
+
+
+class Local(LocalRpc):
+    async def settle(self) -> None:
+        """The caller has waited for its handler already."""
+
+
+class Pair:
+    """Called on one member of a swarm, served by another."""
+
+    def __init__(self, near: SwarmRpc, far: SwarmRpc, far_local: LocalRpc) -> None:
+        self.call, self.stream, self.offers = near.call, near.stream, near.offers
+        self.serve = far.serve
+        self.statistics = far_local.statistics
+
+    async def settle(self) -> None:
+        await trio.testing.wait_all_tasks_blocked()
+
+
+@asynccontextmanager
+async def a_pair() -> AsyncGenerator[Pair, None]:
+    async with swarm_of(NODE, OTHER, methods=(ECHO, COUNT), options=RpcOptions(window=BUFFER)) as swarm:
+        await swarm.connect(NODE, OTHER)
+        yield Pair(swarm[NODE].rpc, swarm[OTHER].rpc, swarm[OTHER].local)
+
+
+@pytest.fixture(params=["local", "swarm"])
+async def rpc(request: pytest.FixtureRequest) -> AsyncGenerator[Subject, None]:
+    if request.param == "local":
+        yield Local(NODE, buffer_bytes=BUFFER)
+    else:
+        async with a_pair() as pair:
+            yield pair
 
 
 def context(seconds: float = 60.0) -> CallContext:
@@ -64,7 +112,7 @@ def service(
     return Service("test", {"echo": echo} if echo else {}, {"count": count} if count else {})
 
 
-async def read(rpc: Rpc, into: list[str]) -> None:
+async def read(rpc: Subject, into: list[str]) -> None:
     async with rpc.stream(COUNT, Ask(text=""), context()) as items:
         async for item in items:
             into.append(item.text)
@@ -74,12 +122,12 @@ async def answer(ask: Ask, _: CallContext) -> Reply:
     return Reply(text=ask.text.upper())
 
 
-async def test_a_call_reaches_the_handler_and_its_response_comes_back(rpc: Rpc):
+async def test_a_call_reaches_the_handler_and_its_response_comes_back(rpc: Subject):
     async with rpc.serve(service(answer)):
         assert await rpc.call(ECHO, Ask(text="hi"), context()) == Reply(text="HI")
 
 
-async def test_the_handler_gets_an_equal_copy_and_the_transport_names_the_caller(rpc: Rpc):
+async def test_the_handler_gets_an_equal_copy_and_the_transport_names_the_caller(rpc: Subject):
     seen: list[tuple[Ask, CallContext]] = []
 
     async def handler(ask: Ask, ctx: CallContext) -> Reply:
@@ -88,14 +136,14 @@ async def test_the_handler_gets_an_equal_copy_and_the_transport_names_the_caller
 
     asked = Ask(text="hi", numbers=(1, 2))
     async with rpc.serve(service(handler)):
-        await rpc.call(ECHO, asked, CallContext("r", time.monotonic() + 9, caller="forged", plan_digest="d"))
+        await rpc.call(ECHO, asked, CallContext("r", time.monotonic() + 9, caller="forged", plan_digest=PLAN))
     [(got, ctx)] = seen
     assert got == asked
     assert got is not asked
-    assert (ctx.caller, ctx.request_id, ctx.plan_digest) == (NODE, "r", "d")
+    assert (ctx.caller, ctx.request_id, ctx.plan_digest) == (NODE, "r", PLAN)
 
 
-async def test_stream_items_come_in_order_and_then_the_stream_ends(rpc: Rpc):
+async def test_stream_items_come_in_order_and_then_the_stream_ends(rpc: Subject):
     async def handler(ask: Ask, _: CallContext, send: Any) -> None:
         for number in ask.numbers:
             await send(Reply(text=str(number)))
@@ -107,7 +155,7 @@ async def test_stream_items_come_in_order_and_then_the_stream_ends(rpc: Rpc):
         assert [item.text async for item in items] == [str(number) for number in range(200)]
 
 
-async def test_a_slow_reader_holds_the_handler_at_the_buffer_limit(rpc: Rpc):
+async def test_a_slow_reader_holds_the_handler_at_the_buffer_limit(rpc: Subject):
     sent: list[int] = []
 
     async def handler(_: Ask, __: CallContext, send: Any) -> None:
@@ -122,7 +170,7 @@ async def test_a_slow_reader_holds_the_handler_at_the_buffer_limit(rpc: Rpc):
         assert len([item async for item in items]) == 50
 
 
-async def test_several_tasks_of_a_handler_may_send_and_nothing_is_lost(rpc: Rpc):
+async def test_several_tasks_of_a_handler_may_send_and_nothing_is_lost(rpc: Subject):
     async def handler(_: Ask, __: CallContext, send: Any) -> None:
         async with trio.open_nursery() as nursery:
             for number in range(20):
@@ -134,7 +182,7 @@ async def test_several_tasks_of_a_handler_may_send_and_nothing_is_lost(rpc: Rpc)
     assert sorted(got) == sorted(str(number) * 300 for number in range(20))
 
 
-async def test_an_item_larger_than_the_buffer_still_passes(rpc: Rpc):
+async def test_an_item_larger_than_the_buffer_still_passes(rpc: Subject):
     async def handler(_: Ask, __: CallContext, send: Any) -> None:
         await send(Reply(text="x" * 5 * BUFFER))
         await send(Reply(text="end"))
@@ -143,7 +191,7 @@ async def test_an_item_larger_than_the_buffer_still_passes(rpc: Rpc):
         assert [len(item.text) async for item in items] == [5 * BUFFER, 3]
 
 
-async def test_an_expected_error_comes_as_its_class_with_its_fields(rpc: Rpc):
+async def test_an_expected_error_comes_as_its_class_with_its_fields(rpc: Subject):
     async def handler(_: Ask, __: CallContext) -> Reply:
         raise Overloaded("full", where="core", hint="wait", retry_after=2.5)
 
@@ -153,7 +201,7 @@ async def test_an_expected_error_comes_as_its_class_with_its_fields(rpc: Rpc):
     assert caught.value.to_wire() == Overloaded("full", where="core", hint="wait", retry_after=2.5).to_wire()
 
 
-async def test_a_stream_error_comes_after_the_items_before_it(rpc: Rpc):
+async def test_a_stream_error_comes_after_the_items_before_it(rpc: Subject):
     async def handler(_: Ask, __: CallContext, send: Any) -> None:
         await send(Reply(text="one"))
         raise Overloaded("full")
@@ -166,7 +214,7 @@ async def test_a_stream_error_comes_after_the_items_before_it(rpc: Rpc):
 
 
 async def test_a_handler_bug_is_an_internal_error_and_its_text_stays_out_of_log_and_answer(
-    rpc: Rpc, caplog: pytest.LogCaptureFixture
+    rpc: Subject, caplog: pytest.LogCaptureFixture
 ):
     async def handler(_: Ask, __: CallContext) -> Reply:
         raise ValueError("the secret prompt")
@@ -181,7 +229,7 @@ async def test_a_handler_bug_is_an_internal_error_and_its_text_stays_out_of_log_
             await rpc.call(ECHO, Ask(text=""), context())
 
 
-async def test_a_wrong_response_type_is_an_internal_error(rpc: Rpc):
+async def test_a_wrong_response_type_is_an_internal_error(rpc: Subject):
     async def handler(_: Ask, __: CallContext) -> Record:
         return Ask(text="not a reply")
 
@@ -196,7 +244,7 @@ async def test_a_wrong_response_type_is_an_internal_error(rpc: Rpc):
                 await anext(aiter(items))
 
 
-async def test_an_oversize_request_is_refused_before_the_handler(rpc: Rpc):
+async def test_an_oversize_request_is_refused_before_the_handler(rpc: Subject):
     async def handler(_: Ask, __: CallContext) -> Reply:
         raise AssertionError("must not be reached")
 
@@ -205,21 +253,20 @@ async def test_an_oversize_request_is_refused_before_the_handler(rpc: Rpc):
             await rpc.call(ECHO, Ask(text="x" * 19_990), context())
 
 
-async def test_an_unknown_service_method_or_peer_is_no_expert(rpc: Rpc):
+async def test_an_unknown_service_method_or_peer_is_no_expert(rpc: Subject):
     assert not rpc.offers("test")
     with pytest.raises(NoExpert, match="test"):
         await rpc.call(ECHO, Ask(text=""), context())
     async with rpc.serve(service(answer)):
         assert rpc.offers("test")
         with pytest.raises(NoExpert, match="count"):
-            async with rpc.stream(COUNT, Ask(text=""), context()):
-                pass
-        with pytest.raises(NoExpert, match="elsewhere"):
+            await read(rpc, [])
+        with pytest.raises((NoExpert, PeerUnreachable), match="elsewhere"):
             await rpc.call(ECHO, Ask(text=""), context(), peer="elsewhere")
     assert not rpc.offers("test")
 
 
-async def test_a_service_name_is_served_once_at_a_time(rpc: Rpc):
+async def test_a_service_name_is_served_once_at_a_time(rpc: Subject):
     async with rpc.serve(service(answer)):
         with pytest.raises(Conflict):
             async with rpc.serve(service(answer)):
@@ -253,26 +300,29 @@ class Watched:
         await self._wait()
 
 
-async def test_cancelling_the_caller_ends_the_handler_before_the_caller_goes_on(rpc: Rpc):
+async def test_cancelling_the_caller_ends_the_handler(rpc: Subject):
     watched = Watched()
-    async with rpc.serve(service(watched.echo)), trio.open_nursery() as nursery:
-        nursery.start_soon(rpc.call, ECHO, Ask(text=""), context())
-        await watched.started.wait()
-        nursery.cancel_scope.cancel()
-    assert watched.cancelled
+    async with rpc.serve(service(watched.echo)):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(rpc.call, ECHO, Ask(text=""), context())
+            await watched.started.wait()
+            nursery.cancel_scope.cancel()
+        await rpc.settle()
+        assert watched.cancelled
 
 
-async def test_leaving_a_stream_ends_its_handler(rpc: Rpc):
+async def test_leaving_a_stream_ends_its_handler(rpc: Subject):
     watched = Watched()
     async with rpc.serve(service(count=watched.count)):
         async with rpc.stream(COUNT, Ask(text=""), context()) as items:
             assert (await anext(aiter(items))).text == "first"
             await watched.started.wait()
             assert not watched.cancelled
+        await rpc.settle()
         assert watched.cancelled
 
 
-async def test_an_error_of_the_reader_leaves_the_stream_as_itself(rpc: Rpc):
+async def test_an_error_of_the_reader_leaves_the_stream_as_itself(rpc: Subject):
     watched = Watched()
     async with rpc.serve(service(count=watched.count)):
         with pytest.raises(KeyError, match="mine"):
@@ -283,7 +333,7 @@ async def test_an_error_of_the_reader_leaves_the_stream_as_itself(rpc: Rpc):
             raise KeyError("mine")
 
 
-async def test_the_deadline_ends_handler_and_caller(rpc: Rpc, autojump_clock: trio.testing.MockClock):
+async def test_the_deadline_ends_handler_and_caller(rpc: Subject, autojump_clock: trio.testing.MockClock):
     watched = Watched()
     async with rpc.serve(service(watched.echo, watched.count)):
         with pytest.raises(DeadlineExceeded, match=r"test\.echo"):
@@ -295,7 +345,7 @@ async def test_the_deadline_ends_handler_and_caller(rpc: Rpc, autojump_clock: tr
                 await anext(aiter(items))
 
 
-async def test_a_closing_service_fails_its_running_calls_as_unavailable(rpc: Rpc):
+async def test_a_closing_service_fails_its_running_calls_as_unavailable(rpc: Subject):
     watched = Watched()
     closing = trio.Event()
     outcomes: list[Exception] = []
@@ -324,7 +374,7 @@ async def test_a_closing_service_fails_its_running_calls_as_unavailable(rpc: Rpc
     assert ["stopped" in outcome.args[0] for outcome in outcomes] == [True, True]
 
 
-async def test_cancelling_the_serving_task_fails_its_callers_too(rpc: Rpc):
+async def test_cancelling_the_serving_task_fails_its_callers_too(rpc: Subject):
     watched = Watched()
     scope = trio.CancelScope()
 
@@ -346,7 +396,7 @@ async def test_cancelling_the_serving_task_fails_its_callers_too(rpc: Rpc):
     assert not rpc.offers("test")
 
 
-async def test_many_calls_run_at_once_and_are_counted(rpc: Rpc):
+async def test_many_calls_run_at_once_and_are_counted(rpc: Subject):
     release = trio.Event()
 
     async def handler(ask: Ask, _: CallContext) -> Reply:
@@ -362,7 +412,6 @@ async def test_many_calls_run_at_once_and_are_counted(rpc: Rpc):
         for number in range(20):
             nursery.start_soon(call, number)
         await trio.testing.wait_all_tasks_blocked()
-        assert isinstance(rpc, LocalRpc)
         assert rpc.statistics() == {"test": 20}
         release.set()
     assert sorted(replies, key=int) == [str(number) for number in range(20)]

@@ -40,7 +40,8 @@ def chat_routes(node: NodeFacade, options: ApiOptions) -> APIRouter:
         seconds = min(options.request_seconds, task.policy.max_wall_ms / 1000)
         job = Job(task, seconds, traceparent=info.traceparent)
         if chat.stream:
-            return TaskStream(node, options, [job], ChatChunks(task, info, include_usage=chat.include_usage))
+            chunks = ChatChunks(task, info, include_usage=chat.include_usage)
+            return TaskStream(node, options, [job], chunks, info.headers)
         return json_response(await unless_gone(request.receive, partial(_whole, node, job, info)))
 
     return router
@@ -51,6 +52,8 @@ async def _whole(node: NodeFacade, job: Job, info: RequestInfo) -> dict[str, Any
     async with running(node, [job]) as feed:
         while not feed.finished:
             answer.take(await feed.next())
+    if answer.facts.node is not None:
+        info.headers["x-gnus-node"] = answer.facts.node
     return answer.plain()
 
 
@@ -121,6 +124,10 @@ class ChatChunks:
         self._id = completion_id(task.generation.request_id)
         self._created = int(time.time())
         self._model: str | None = None
+
+    @property
+    def node(self) -> str | None:
+        return self._facts.node
 
     def feed(self, events: Iterable[Event]) -> list[dict[str, Any]]:
         chunks: list[dict[str, Any]] = []

@@ -170,6 +170,7 @@ class Facts:
         self._request_ids = request_ids
         self._requested_model = model
         self._plans: dict[str, PlanMade] = {}
+        """By request, the plan that holds now."""
         self._choices: dict[int, ChoiceDone] = {}
         self._done: list[TaskDone] = []
 
@@ -178,6 +179,12 @@ class Facts:
         """The model that answers; what was asked for, until the plan is known."""
         plan = self._plans.get(self._request_ids[0])
         return plan.model if plan else self._requested_model
+
+    @property
+    def node(self) -> str | None:
+        """The node that answers, as far as it is known; of several tasks, that of the first."""
+        plan = self._plans.get(self._request_ids[0])
+        return plan.node if plan else None
 
     @property
     def usage(self) -> Usage:
@@ -208,6 +215,7 @@ class Facts:
             "model": self.model,
             "confidence": [choice.output.confidence for choice in choices],
             "resumed": any(choice.resumed for choice in choices),
+            "rerouted": 0,
         }
         if len(self._request_ids) > 1:
             found["request_ids"] = list(self._request_ids)
@@ -216,7 +224,13 @@ class Facts:
             found |= {"mode": plan.plan.execution_graph.mode, "reasons": plan.reasons}
         for done in self._done:
             if len(self._done) == 1 or (plan is not None and done.plan_digest == plan.plan.digest):
-                found |= {"plan_digest": done.plan_digest, "node": done.node, "stages_ms": done.stages_ms}
+                found |= {
+                    "node": done.node,
+                    "plan_digest": done.plan_digest,
+                    "plan_digests": done.plan_digests or (done.plan_digest,),
+                    "rerouted": done.rerouted,
+                    "stages_ms": done.stages_ms,
+                }
         return found
 
 

@@ -77,7 +77,7 @@ def completion_routes(node: NodeFacade, options: ApiOptions) -> APIRouter:
         jobs = _jobs(wanted, info, options)
         info.headers["x-gnus-task"] = info.request_id
         if wanted.stream:
-            return TaskStream(node, options, jobs, TextChunks(wanted, jobs, info))
+            return TaskStream(node, options, jobs, TextChunks(wanted, jobs, info), info.headers)
         return json_response(await unless_gone(request.receive, partial(_whole, node, wanted, jobs, info)))
 
     return router
@@ -136,7 +136,10 @@ async def _whole(node: NodeFacade, wanted: CompletionRequest, jobs: Sequence[Job
         while not feed.finished:
             events.append(await feed.next())
     choices: dict[int, dict[str, Any]] = {}
-    for chunk in [*chunks.feed(events), *chunks.finish()]:
+    whole = [*chunks.feed(events), *chunks.finish()]
+    if chunks.node is not None:
+        info.headers["x-gnus-node"] = chunks.node
+    for chunk in whole:
         for part in chunk["choices"]:
             known = choices.setdefault(part["index"], part)
             if known is not part:
@@ -164,6 +167,10 @@ class TextChunks:
         self._model: str | None = None
         self._offsets: dict[int, int] = {}
         self._held: list[dict[str, Any]] = []
+
+    @property
+    def node(self) -> str | None:
+        return self._facts.node
 
     def feed(self, events: Iterable[Event]) -> list[dict[str, Any]]:
         chunks: list[dict[str, Any]] = []

@@ -16,14 +16,14 @@ from typing import Final
 import trio
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from gnusnode.contracts import ids
 from gnusnode.contracts.base import describe
 from gnusnode.contracts.dsse import Signer
 from gnusnode.contracts.tools import CapabilityManifest
 from gnusnode.errors import Conflict, DataError, GnusError, ModelNotFound, NotFound, RequestError
 from gnusnode.inference.artifacts import filework
-from gnusnode.inference.artifacts.elmfile import Archive, Span, read_archive, write_archive
-from gnusnode.inference.artifacts.elmrecord import Contents, ElmManifest, ElmModel, ElmSpec, check_contents
+from gnusnode.inference.artifacts.elmfile import Span, read_archive, write_archive
+from gnusnode.inference.artifacts.elmpack import archive_of
+from gnusnode.inference.artifacts.elmrecord import Contents, ElmManifest, ElmSpec, check_contents
 from gnusnode.inference.artifacts.filework import Hashed, Progress, Stamp, explained
 from gnusnode.inference.artifacts.gguf import MAX_TEMPLATE_CHARS
 from gnusnode.inference.artifacts.modelrecord import Traits, is_name, require_digest
@@ -116,7 +116,7 @@ async def pack(
         DataError, DiskFull: it cannot be written; nothing is left behind.
     """
     target = directory / f"{spec.expert_id}-{spec.version}.elm"
-    archive = _archive(spec, model, signer, embed, now_ms)
+    archive = archive_of(spec, model, signer, embed=embed, now_ms=now_ms)
     draft = directory / f".{target.name}.{os.urandom(6).hex()}"
     size = model.manifest.size if embed else 0
     await trio.to_thread.run_sync(filework.require_space, directory, size, filework.SMALL_RESERVE)
@@ -181,28 +181,55 @@ async def install(
     handle = await trio.to_thread.run_sync(filework.open_source, file)
     try:
         contents, span = await trio.to_thread.run_sync(_read, handle, file, trusted_signers, require_signature)
-        manifest = contents.manifest
-        elm = InstalledElm(
-            manifest=manifest, template=contents.template, capability=contents.capability, installed_ms=now_ms
-        )
-        before = await _installed(store, elm.expert_id, elm.version)
-        if before is not None and before.manifest.artifact_hash != manifest.artifact_hash:
-            raise Conflict(
-                f"another artifact is installed as {elm.expert_id} {elm.version}",
-                where=str(file),
-                hint="remove it with `gnusnode elm rm`, or raise the version",
-            )
-        traits = Traits(template=contents.template, defaults=manifest.defaults, determinism=manifest.determinism)
         if span is None:
-            await _use_stored(elm, store, traits, progress)
-        else:
-            await _take_embedded(elm, store, traits, handle, span, file, progress)
-        async with store.workspace() as work:
-            data = elm.model_dump_json(indent=1).encode("utf-8")
-            await trio.to_thread.run_sync(_write_installed, _path(store, elm.expert_id, elm.version), data, work)
+            return await install_contents(contents, store, where=str(file), now_ms=now_ms, progress=progress)
+        elm = await _new(contents, store, str(file), now_ms)
+        await _take_embedded(elm, store, _traits(elm), handle, span, file, progress)
+        await _keep(elm, store)
         return elm
     finally:
         os.close(handle)
+
+
+async def install_contents(
+    contents: Contents, store: ModelStore, *, where: str, now_ms: int, progress: Progress | None = None
+) -> InstalledElm:
+    """Makes checked ``contents``, whose model the store has, an expert of this node.
+
+    Raises:
+        ModelNotFound: the store has not got the model.
+        Conflict: another artifact of this expert and version is installed.
+        DataError, DiskFull.
+    """
+    elm = await _new(contents, store, where, now_ms)
+    await _use_stored(elm, store, _traits(elm), progress)
+    await _keep(elm, store)
+    return elm
+
+
+async def _new(contents: Contents, store: ModelStore, where: str, now_ms: int) -> InstalledElm:
+    """The expert that ``contents`` make, which must not be installed with other contents."""
+    elm = InstalledElm(
+        manifest=contents.manifest, template=contents.template, capability=contents.capability, installed_ms=now_ms
+    )
+    before = await _installed(store, elm.expert_id, elm.version)
+    if before is not None and before.manifest.artifact_hash != elm.manifest.artifact_hash:
+        raise Conflict(
+            f"another artifact is installed as {elm.expert_id} {elm.version}",
+            where=where,
+            hint="remove it with `gnusnode elm rm`, or raise the version",
+        )
+    return elm
+
+
+def _traits(elm: InstalledElm) -> Traits:
+    return Traits(template=elm.template, defaults=elm.manifest.defaults, determinism=elm.manifest.determinism)
+
+
+async def _keep(elm: InstalledElm, store: ModelStore) -> None:
+    async with store.workspace() as work:
+        data = elm.model_dump_json(indent=1).encode("utf-8")
+        await trio.to_thread.run_sync(_write_installed, _path(store, elm.expert_id, elm.version), data, work)
 
 
 async def installed(store: ModelStore, *, trusted_signers: Collection[str], require_signature: bool) -> InstalledElms:
@@ -242,35 +269,6 @@ async def uninstall(store: ModelStore, expert_id: str, version: str) -> None:
         await store.remove(f"elm/{expert_id}-{version}")
     except ModelNotFound:
         await trio.lowlevel.checkpoint()  # somebody removed the model before: what was asked for is so
-
-
-def _archive(spec: ElmSpec, model: LoadableModel, signer: Signer | None, embed: bool, now_ms: int) -> Archive:
-    template = None if spec.template is None else spec.template.encode("utf-8")
-    stored = model.manifest
-    manifest = ElmManifest(
-        expert_id=spec.expert_id,
-        version=spec.version,
-        description=spec.description,
-        role=spec.role,
-        domains=spec.domains,
-        model=ElmModel(sha256=stored.sha256, size=stored.size, source=stored.source),
-        template_sha256=None if template is None else ids.sha256(template),
-        defaults=spec.defaults,
-        determinism=stored.traits.determinism,
-        license=stored.license,
-    )
-    capability = None
-    if signer is not None:
-        capability = CapabilityManifest.signed(
-            signer,
-            module_name=spec.expert_id,
-            module_version=spec.version,
-            artifact_hash=manifest.artifact_hash,
-            required_capabilities=spec.required_capabilities,
-            sandbox_requirements=spec.sandbox_requirements,
-            issued_at_ms=now_ms,
-        ).to_bytes()
-    return Archive(manifest.to_json(), capability, template, Span(0, stored.size) if embed else None)
 
 
 async def _copy_model(model: LoadableModel, out: int, start: int, progress: Progress | None) -> None:

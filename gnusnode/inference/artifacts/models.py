@@ -80,6 +80,14 @@ class ModelStore:
         """Where resumable downloads lie: on the store's filesystem, so that a finished one is only renamed."""
         return self._registry.partial
 
+    def file(self, sha256: str) -> Path:
+        """Where the file of this digest is or would be. Read-only for everyone."""
+        return self._registry.file(sha256)
+
+    def chunks(self, sha256: str) -> Path:
+        """Beside it, where its chunk manifest is kept; goes with the file."""
+        return self._registry.chunks(sha256)
+
     async def prepare(self) -> None:
         """Makes the directories; removes what interrupted additions left, and downloads forgotten for two weeks.
 

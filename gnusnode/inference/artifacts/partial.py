@@ -49,6 +49,29 @@ class _State(BaseModel):
     hashes: tuple[str, ...] = ()
 
 
+def open_part(path: Path, *, where: str) -> int:
+    """A descriptor of the partial file ``path``, made if need be, and locked until it is closed.
+
+    Args:
+        where: what is fetched, for the error.
+
+    Raises:
+        Conflict: another task or process has it.
+        DataError, DiskFull.
+    """
+    with explained(path, "cannot open the partial download"):
+        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            mine = os.path.samestat(os.fstat(handle), path.lstat())
+        except (BlockingIOError, FileNotFoundError):
+            mine = False
+    if not mine:
+        os.close(handle)
+        raise Conflict("this file is being downloaded already", where=where, hint="wait for the other download")
+    return handle
+
+
 class Partial:
     """One partial file, locked while this lives. ``close`` keeps it for later, ``discard`` throws it away.
 
@@ -74,16 +97,7 @@ class Partial:
         self._hashes: list[str] = []
         self._whole = hashlib.sha256()
         self._open_chunk = hashlib.sha256()
-        with explained(self.path, "cannot open the partial download"):
-            self._handle = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-            try:
-                fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                mine = os.path.samestat(os.fstat(self._handle), self.path.lstat())
-            except (BlockingIOError, FileNotFoundError):
-                mine = False
-        if not mine:
-            os.close(self._handle)
-            raise Conflict("this file is being downloaded already", where=url, hint="wait for the other download")
+        self._handle = open_part(self.path, where=url)
 
     def recover(self) -> None:
         """Takes up what an earlier attempt left, as far as its chunks are whole."""

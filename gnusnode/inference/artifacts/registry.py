@@ -60,6 +60,10 @@ class Registry:
     def file(self, sha256: str) -> Path:
         return self.root / f"{sha256.removeprefix('sha256:')}.gguf"
 
+    def chunks(self, sha256: str) -> Path:
+        """What is remembered of the file's chunks, for peers that fetch it."""
+        return self.root / f"{sha256.removeprefix('sha256:')}.chunks"
+
     def manifest(self, name: str) -> Path:
         return self.root / f"{name.replace('/', '%2F')}.json"
 
@@ -192,3 +196,4 @@ class Registry:
         # A manifest that cannot be read may be a name of this very file: then keep it.
         if not listing.problems and all(model.sha256 != sha256 for model in listing.models):
             self.file(sha256).unlink(missing_ok=True)
+            self.chunks(sha256).unlink(missing_ok=True)

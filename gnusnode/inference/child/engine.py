@@ -35,6 +35,10 @@ from gnusnode.inference.child.template import TemplateRenderer
 from gnusnode.inference.frames import ChildSpec
 
 _CACHED_BASELINES: Final = 256
+_STEPWISE_SECONDS: Final = 1.0
+"""Resumed tokens that take no longer are fed as they were made, one by one: the answer then goes on as it would have,
+to the bit where nothing else differs. More of them would keep the reader waiting and are read like a prompt."""
+_STEPWISE_LEAST: Final = 32
 
 
 class GenerationEngine:
@@ -162,7 +166,17 @@ class GenerationEngine:
         self.scheduler.require_room(len(prompt), request.max_tokens)
         rules = grammar.compile_schema(request.json_schema) if request.json_schema is not None else None
         sampler = TokenSampler(self._model.vocab, self._candidates, request.sampling, grammar=rules)
-        job = GenerateJob(number, prompt, request, self._model.vocab, sampler, self._softmax, self._outbox)
+        resumed, at_once = len(request.resume_tokens), self.scheduler.speed.decode * _STEPWISE_SECONDS
+        job = GenerateJob(
+            number,
+            prompt,
+            request,
+            self._model.vocab,
+            sampler,
+            self._softmax,
+            self._outbox,
+            stepwise=0 < resumed <= max(_STEPWISE_LEAST, at_once),
+        )
         self.scheduler.submit(job)
 
     def _score(self, number: int, request: ScoreRequest) -> None:

@@ -29,6 +29,9 @@ class GenerateJob(Job):
     """Streams an answer into the outbox. ``resume_tokens`` follow the prompt as if they had just been sampled.
 
     An interruption is a pause: what was sampled stays, and its time counts as time in the queue.
+
+    Args:
+        stepwise: feed the resumed tokens one by one also where the profile promises no bits.
     """
 
     def __init__(
@@ -40,11 +43,14 @@ class GenerateJob(Job):
         sampler: TokenSampler,
         softmax: Softmax,
         outbox: Outbox,
+        *,
+        stepwise: bool = False,
     ) -> None:
         super().__init__(number, [*prompt, *request.resume_tokens], len(prompt) + request.max_tokens)
         self.prompt_length = len(prompt)
-        self.stepwise = request.profile is ContextProfile.CANONICAL
-        self.elastic = not self.stepwise
+        canonical = request.profile is ContextProfile.CANONICAL
+        self.stepwise = canonical or stepwise
+        self.elastic = not canonical
         self._prompt = prompt
         self._request = request
         self._vocab = vocab
@@ -73,6 +79,7 @@ class GenerateJob(Job):
 
     def suspended(self) -> None:
         super().suspended()
+        self.stepwise = not self.elastic  # once it was interrupted, speed is worth more than bits
         self._suspended = time.perf_counter()
 
     def take(self, row: Row, position: int) -> None:

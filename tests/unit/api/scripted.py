@@ -69,6 +69,8 @@ class Script:
     interval: float = 0.0
     obedient: bool = False
     """Calls the tool that is asked for and answers in the schema that is given, as a good model would."""
+    worker: str | None = None
+    """The node that the plan names, where it is another one."""
     ends_early: bool = False
     """Stops without a ``TaskDone``."""
 
@@ -141,7 +143,7 @@ class ScriptedNode:
     async def _events(self, request: TaskRequest) -> AsyncGenerator[PlanMade | ChoiceDelta | ChoiceDone | TaskDone]:
         script = self.script = obeying(self.script, request) if self.script.obedient else self.script
         plan = self._plan(request)
-        yield PlanMade(plan=plan, model="gnus/small", confidence=0.9, reasons=("because",))
+        yield PlanMade(plan=plan, model="gnus/small", confidence=0.9, reasons=("because",), node=script.worker)
         if script.fail_after_plan is not None:
             raise script.fail_after_plan
         outputs: list[ExpertOutput] = []

@@ -291,7 +291,9 @@ async def test_an_answer_has_the_shape_that_clients_expect(node: ScriptedNode) -
         "reasons": ["because"],
         "confidence": [0.5],
         "resumed": False,
+        "rerouted": 0,
         "plan_digest": node.plans[request_id].plan.digest,
+        "plan_digests": [node.plans[request_id].plan.digest],
         "node": node.peer_id,
         "stages_ms": {"draft": 1.5},
     }

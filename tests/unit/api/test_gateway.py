@@ -10,6 +10,7 @@ import pytest
 from gnusnode.api.auth import needed_scopes
 from gnusnode.api.keys import MemoryKeyStore, NewKey, Scope
 from gnusnode.errors import EngineFailed
+from gnusnode.identity import NodeIdentity
 from tests.unit.api.scripted import Script, ScriptedNode
 from tests.unit.api.serving import CHAT, client_of, make_key
 
@@ -96,6 +97,17 @@ async def test_a_stopping_node_answers_503(node: ScriptedNode) -> None:
 
 
 # --- headers ----------------------------------------------------------------------------------------------------------
+
+
+async def test_the_answer_names_the_node_that_gave_it_from_its_first_byte_on(node: ScriptedNode) -> None:
+    worker = NodeIdentity(bytes([5] * 32)).peer_id
+    node.script = Script(worker=worker)
+    async with client_of(node) as client:
+        for path, body in (("chat/completions", CHAT), ("completions", {"model": "gnus", "prompt": "Hi"})):
+            for stream in (False, True):
+                answer = await client.post(f"/v1/{path}", json={**body, "stream": stream})
+                assert answer.status_code == 200
+                assert answer.headers["x-gnus-node"] == worker
 
 
 async def test_every_answer_names_request_and_node_and_lets_no_page_frame_it(node: ScriptedNode) -> None:
