@@ -35,7 +35,7 @@ from gnusnode.net.membership import Membership
 from gnusnode.network import open_swarm
 from gnusnode.node import Node
 from gnusnode.observe import events, notify
-from gnusnode.observe.health import DISK_LOW
+from gnusnode.observe.health import DISK_LOW, NET_UNUSED
 from gnusnode.observe.lag import every, watch_loop_lag
 from gnusnode.observe.logs import log_event
 from gnusnode.observe.observer import Observer
@@ -59,6 +59,7 @@ DISK_INTERVAL = 60.0
 GRANT_INTERVAL = 10.0
 """Seconds between looks at the clock for certificates that end."""
 SERVICE_VERSION = 1
+"""What a hello says of each service; each of its methods has a version of its own."""
 CLOSE_SECONDS = 3.0
 """How long writing down the end may take."""
 
@@ -130,6 +131,7 @@ async def open_node(home: Home, loaded: Loaded, *, stop: trio.Event) -> AsyncGen
                     swarm.granted(configured),
                 )
                 swarm.facts = partial(_facts, roles, offering)
+                observer.health.update(NET_UNUSED, swarm.net is None and wants_network(loaded))
                 node = Node(home, loaded, context, swarm, observer, store, audit, roles, offering, stop)
                 try:
                     async with trio.open_nursery() as nursery:
@@ -147,13 +149,20 @@ async def open_node(home: Home, loaded: Loaded, *, stop: trio.Event) -> AsyncGen
                         await auditor.drain()
 
 
+def wants_network(loaded: Loaded) -> bool:
+    """Whether somebody set what only a network needs, and did not switch the network off."""
+    net = loaded.settings.net
+    named = any(loaded.origin(key) != "default" for key in ("net.listen", "net.announce"))
+    return net.enabled == "auto" and (named or net.mdns)
+
+
 def role_context(identity: NodeIdentity, membership: Membership, observer: Observer) -> RoleContext:
     """The node as its roles see it: a swarm of one until it joins another."""
     return RoleContext(
         signer=identity,
         swarm=lambda: membership.swarm_id,
-        verify=lambda record: verify(record, _now_ms(), membership.roster),
-        now_ms=_now_ms,
+        verify=lambda record: verify(record, membership.now_ms(), membership.roster),
+        now_ms=membership.now_ms,
         observer=observer,
     )
 
@@ -251,8 +260,8 @@ async def _watch_disk(observer: Observer, home: Home) -> None:
 def _facts(roles: Supervisor, offering: Offering) -> NodeFacts:
     """What others hear of this node."""
     running = roles.running
-    services = {name: SERVICE_VERSION for name in (role.value for role in running)}
-    return NodeFacts(roles=running, services=services, artifacts=offering.artifacts())
+    services = {role.value: SERVICE_VERSION for role in running}
+    return NodeFacts(roles=running, services=services, artifacts=offering.artifacts(services))
 
 
 async def _follow_grants(swarm: SwarmNode, roles: Supervisor, configured: frozenset[RoleName]) -> None:
@@ -273,7 +282,3 @@ def _run_info(node: Node, bound: BoundAddresses) -> runfile.RunInfo:
         socket=str(bound.unix),
         api=bound.url,
     )
-
-
-def _now_ms() -> int:
-    return time.time_ns() // 1_000_000

@@ -339,3 +339,14 @@ def storage_error(error: OSError, path: str | PathLike[str], what: str) -> DataE
         return DiskFull(reason, where=fspath(path), hint="free some space and start again; nothing was lost")
     hint = _STORAGE_HINTS.get(error.errno or 0, "choose another --home if this one cannot be used")
     return DataError(reason, where=fspath(path), hint=hint)
+
+
+# --- from bugs --------------------------------------------------------------------------------------------------------
+
+
+def raised_at(error: BaseException) -> str:
+    """Function and line that raised ``error``: all that may be logged of a bug, whose text may quote a prompt."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    return f"{trace.tb_frame.f_code.co_qualname}:{trace.tb_lineno}" if trace is not None else "unknown"

@@ -11,19 +11,24 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
-from typing import Any
 
 from gnusnode.config.paths import Home
 from gnusnode.config.settings import Settings
-from gnusnode.contracts.methods import StreamMethod, UnaryMethod
+from gnusnode.contracts.methods import Method
 from gnusnode.errors import GnusError
 from gnusnode.identity import NodeIdentity, rotations
 from gnusnode.inference.artifacts.models import ModelStore
 from gnusnode.net.belonging import keep_membership
-from gnusnode.net.blobs.bandwidth import TokenBucket
-from gnusnode.net.blobs.download import Fetching, FetchLimits
-from gnusnode.net.blobs.puller import ElmTrust, Puller
-from gnusnode.net.blobs.server import ServeLimits, serve_blobs
+from gnusnode.net.blobs import (
+    ElmTrust,
+    Fetching,
+    FetchLimits,
+    FetchStatistics,
+    Puller,
+    ServeLimits,
+    TokenBucket,
+    serve_blobs,
+)
 from gnusnode.net.context import NetContext
 from gnusnode.net.facts import ThisStart
 from gnusnode.net.hello import Admission
@@ -31,16 +36,16 @@ from gnusnode.net.invites import Invites
 from gnusnode.net.link import RpcOptions
 from gnusnode.net.local import LocalRpc
 from gnusnode.net.membership import Membership
+from gnusnode.net.p2p.options import NetOptions
 from gnusnode.net.peerfile import PeerFile
 from gnusnode.net.peers import PeerTable
 from gnusnode.net.port import Net, PeerAddresses
 from gnusnode.net.presence import Presence, PresenceOptions
-from gnusnode.net.rpc import CallContext
-from gnusnode.net.swarmdesk import SwarmDesk
+from gnusnode.net.swarmdesk import SwarmDesk, own_operator
 from gnusnode.net.swarmrpc import SwarmRpc
 from gnusnode.observe.network import NetworkCounts
 from gnusnode.observe.observer import Observer
-from gnusnode.policy.callers import refusal_of
+from gnusnode.policy.callers import refusal_of, refusal_of_files
 from gnusnode.swarm import LIED_SECONDS, SwarmNode
 
 
@@ -79,8 +84,7 @@ def _desk(membership: Membership, invites: Invites, settings: Settings, net: Net
     """Who decides about members; a network that is open fits the swarm that it was opened for, and no other."""
     opened_for = membership.swarm.root if membership.swarm else None
 
-    def fits(network_key: bytes | None) -> bool:
-        del network_key  # a swarm's key never changes
+    def fits() -> bool:
         now = membership.swarm.root if membership.swarm else None
         return net is not None and now == opened_for
 
@@ -88,7 +92,7 @@ def _desk(membership: Membership, invites: Invites, settings: Settings, net: Net
         membership,
         invites,
         addresses=net.addresses if net is not None else tuple,
-        operator=settings.node.name or "self",
+        operator=own_operator(settings.node.name, membership.peer_id),
         fits=fits,
     )
 
@@ -124,7 +128,7 @@ async def _open_network(
         accepts=partial(_accepts, membership),
         options=RpcOptions(window=settings.limits.stream_buffer_bytes),
     )
-    observer.metrics.network.follow(lambda: _counts(net, rpc))
+    observer.metrics.network.follow(lambda: _counts(node, net, rpc))
     context = NetContext(
         net=net,
         table=table,
@@ -163,9 +167,13 @@ async def _open_artifacts(
     store: ModelStore,
 ) -> None:
     """Gives model files to members, and fetches them from there."""
+
+    def gives(peer: str) -> GnusError | None:
+        return admission.allows(peer) or refusal_of_files(peer, node.membership.standing(peer))
+
     if settings.net.serve_artifacts:
         limits = ServeLimits(bytes_per_second=settings.net.upload_bytes_per_second)
-        await stack.enter_async_context(serve_blobs(net, store, identity, gate=admission.allows, limits=limits))
+        node.blobs = await stack.enter_async_context(serve_blobs(net, store, identity, gate=gives, limits=limits))
     models = settings.models
     fetching = Fetching(
         net,
@@ -198,10 +206,8 @@ async def _open_mdns(
     )
 
 
-def net_options(settings: Settings, membership: Membership) -> Any:
+def net_options(settings: Settings, membership: Membership) -> NetOptions:
     """The settings in the plain values of the network."""
-    from gnusnode.net.p2p.options import NetOptions
-
     net, swarm = settings.net, membership.swarm
     return NetOptions(
         listen=net.listen,
@@ -230,15 +236,13 @@ def _presence_options(settings: Settings, membership: Membership) -> PresenceOpt
     )
 
 
-def _accepts(
-    membership: Membership, peer: str, method: UnaryMethod[Any, Any] | StreamMethod[Any, Any], context: CallContext
-) -> GnusError | None:
-    del context
+def _accepts(membership: Membership, peer: str, method: Method) -> GnusError | None:
     return refusal_of(peer, membership.standing(peer), method.service, method.name)
 
 
-def _counts(net: Net, rpc: SwarmRpc) -> NetworkCounts:
+def _counts(node: SwarmNode, net: Net, rpc: SwarmRpc) -> NetworkCounts:
     wire, calls = net.statistics(), rpc.statistics()
+    fetched = node.puller.statistics if node.puller else FetchStatistics()
     return NetworkCounts(
         connections=wire.connections,
         refused=wire.inbound_refused,
@@ -249,7 +253,9 @@ def _counts(net: Net, rpc: SwarmRpc) -> NetworkCounts:
             "gossip": wire.gossip_refused,
             "dropped": wire.gossip_dropped,
             "library": wire.library_faults,
+            "artifact": fetched.sources_excluded,
         },
         traffic={"in": wire.bytes_in, "out": wire.bytes_out},
+        artifacts={"in": fetched.bytes_received, "out": node.blobs.statistics.bytes_sent if node.blobs else 0},
         calls={"in": sum(calls.running.values()), "out": calls.calling},
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 import time
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -38,7 +38,7 @@ from gnusnode.contracts.services import (
     TaskRequest,
 )
 from gnusnode.contracts.verify import verify
-from gnusnode.errors import NotFound
+from gnusnode.errors import NoExpert, NotFound
 from gnusnode.net.alone import Alone
 from gnusnode.net.rpc import CallContext, Rpc
 from gnusnode.observe.health import AUDIT_BROKEN
@@ -49,6 +49,7 @@ from gnusnode.store.db import Store
 from gnusnode.swarm import SwarmNode
 from roles.ports import RoleContext
 from roles.supervisor import Supervisor
+from roles.table import RoleName
 
 PLAN_SECONDS = 5.0
 """How long looking up a plan may take."""
@@ -98,11 +99,13 @@ class Node:
     async def chat(
         self, request: TaskRequest, *, deadline: float, traceparent: str | None = None
     ) -> AsyncGenerator[AsyncIterator[PlanMade | ChoiceDelta | ChoiceDone | TaskDone]]:
+        self._check_ingress()
         context = CallContext(request.generation.request_id, deadline, traceparent=traceparent)
         async with self.rpc.stream(INGRESS_CHAT, request, context) as items:
             yield items
 
     async def embed(self, model: str, request: EmbedRequest, *, deadline: float) -> EmbedResult:
+        self._check_ingress()
         call = ModelCall(model=model, embed=request)
         return await self.rpc.call(INGRESS_EMBED, call, CallContext(request.request_id, deadline))
 
@@ -113,6 +116,11 @@ class Node:
             raise NotFound("a request's id is a UUID", hint="it stands in the header x-gnus-task") from error
         context = CallContext(request_id, time.monotonic() + PLAN_SECONDS)
         return await self.rpc.call(INGRESS_PLAN, query, context)
+
+    def _check_ingress(self) -> None:
+        """Users are a node's own: no other node takes their requests in its place. Raises ``NoExpert``."""
+        if not self.swarm.local.offers(RoleName.INGRESS):
+            raise no_ingress(self.peer_id, self.roles.status().get(RoleName.INGRESS))
 
     def verify(self, record: SignedRecord) -> Outcome:
         """Whether the record was to be believed when it was issued: what is past its time was not wrong then."""
@@ -219,6 +227,18 @@ class Node:
         }
 
 
+def no_ingress(peer_id: str, state: Mapping[str, Any] | None) -> NoExpert:
+    """Why a node takes no requests. ``state``: of its role ingress; None: its settings do not name it."""
+    if state is None:
+        why, hint = "`node.roles` does not name ingress", "add ingress and router to `node.roles`, and start it again"
+    elif state["state"] == "withheld":
+        why = "the swarm does not grant it the role ingress"
+        hint = f"an admin can grant it: `gnusnode swarm roles {peer_id[-6:]} ingress,router,core,elm`"
+    else:
+        return NoExpert(f"the role ingress of this node is {state['state']}", where=peer_id, retry_after=1.0)
+    return NoExpert(f"this node takes no requests: {why}", where=peer_id, hint=f"ask another node, or {hint}")
+
+
 def task_tree() -> list[str]:
     """The names of all trio tasks, indented by who owns them."""
     root = trio.lowlevel.current_root_task()
@@ -237,4 +257,4 @@ def task_tree() -> list[str]:
 
 def _detail(state: dict[str, Any]) -> str:
     counts = ", ".join(f"{name} {count}" for name, count in state["statistics"].items())
-    return state["reason"] or counts
+    return state["reason"].removeprefix(f"{state['state']}: ") or counts

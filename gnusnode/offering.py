@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -15,7 +15,7 @@ from gnusnode.config.settings import RemoteEngine, Settings
 from gnusnode.contracts.generation import EngineInfo
 from gnusnode.contracts.plan import ExpertRole
 from gnusnode.contracts.services import ExpertCard
-from gnusnode.contracts.swarm import OfferedArtifact
+from gnusnode.contracts.swarm import MAX_EXPERTS, OfferedArtifact
 from gnusnode.errors import ConfigError, GnusError, storage_error
 from gnusnode.inference.artifacts import elm as elms
 from gnusnode.inference.artifacts.catalogue import load_catalogue
@@ -72,12 +72,12 @@ class Offering:
         """All experts of this node, those that load included."""
         return self.core.cards(self._peer_id) + self.elm.cards(self._peer_id)
 
-    def artifacts(self) -> tuple[OfferedArtifact, ...]:
-        """The model files that answer here, as others hear of them."""
+    def artifacts(self, serving: Collection[str]) -> tuple[OfferedArtifact, ...]:
+        """The model files loaded here, as others hear of them, with the experts of the services ``serving``."""
         by_hash: dict[str, list[ExpertCard]] = {}
         for card in self.cards():
             by_hash.setdefault(card.engine.artifact_hash, []).append(card)
-        return tuple(_offered(cards) for cards in by_hash.values())
+        return tuple(_offered(cards, serving) for cards in by_hash.values())
 
     def engine_infos(self) -> tuple[EngineInfo, ...]:
         """All engines, canonical ones included."""
@@ -242,8 +242,10 @@ async def open_offering(
         yield offering
 
 
-def _offered(cards: list[ExpertCard]) -> OfferedArtifact:
-    """One model file and the experts that answer with it."""
+def _offered(cards: list[ExpertCard], serving: Collection[str]) -> OfferedArtifact:
+    """One model file and the experts that answer with it. A service that is withheld answers nobody: naming its experts
+    would be a lie, which excludes the node.
+    """
     engine = cards[0].engine
     return OfferedArtifact(
         name=engine.model,
@@ -256,7 +258,7 @@ def _offered(cards: list[ExpertCard]) -> OfferedArtifact:
         state=engine.state,
         determinism=engine.determinism,
         n_ctx=engine.n_ctx,
-        expert_ids=tuple(card.expert_id for card in cards)[:16],
+        expert_ids=tuple(card.expert_id for card in cards if card.service in serving)[:MAX_EXPERTS],
     )
 
 

@@ -12,10 +12,11 @@ import trio
 from gnusnode.contracts.roster import Roster
 from gnusnode.contracts.swarm import Role, Tier
 from gnusnode.errors import GnusError, PeerUnreachable
-from gnusnode.net.blobs.puller import Puller
+from gnusnode.net.blobs import BlobServer, Puller
 from gnusnode.net.facts import NodeFacts
 from gnusnode.net.local import LocalRpc
 from gnusnode.net.membership import Membership
+from gnusnode.net.names import artifact_key
 from gnusnode.net.peerentry import PeerEntry
 from gnusnode.net.peers import PeerTable
 from gnusnode.net.port import Net, PeerAddresses
@@ -29,7 +30,9 @@ PLANNED: Final = ("core", "elm", "memory", "verifier", "grounding")
 LOST_SECONDS: Final = 5.0
 """How long a peer is asked nothing after a call to it was cut off; longer for each repetition."""
 SEEK_SECONDS: Final = 8.0
-PROVIDE_LOOK: Final = 60.0
+"""How long holders of a file that nobody usable announces are looked for in the DHT."""
+PROVIDE_SECONDS: Final = 60.0
+"""How often it is looked whether there are model files that the DHT was not told of."""
 PROVIDED: Final = 8
 """Model files that the DHT is told of: it takes few keys of a node, and nobody can take one back."""
 LIED_SECONDS: Final = 600.0
@@ -42,6 +45,7 @@ class SwarmNode:
 
     Attributes:
         net, presence, puller: None where the node takes part in no network.
+        blobs: None where it gives no model files to others.
     """
 
     membership: Membership
@@ -53,6 +57,7 @@ class SwarmNode:
     net: Net | None = None
     presence: Presence | None = None
     puller: Puller | None = None
+    blobs: BlobServer | None = None
     facts: Callable[[], NodeFacts] = NodeFacts
     """What the node offers; set by whoever knows, before ``run``."""
     finders: list[AsyncIterator[PeerAddresses]] = field(default_factory=list[AsyncIterator[PeerAddresses]])
@@ -127,7 +132,7 @@ class SwarmNode:
                     with suppress(GnusError):  # nobody took it: the next look tries again
                         await self.net.provide(artifact_key(sha256))
                         said.add(sha256)
-            await trio.sleep(PROVIDE_LOOK)
+            await trio.sleep(PROVIDE_SECONDS)
 
     def status(self) -> dict[str, Any]:
         """For ``gnusnode status``."""
@@ -154,18 +159,11 @@ class SwarmNode:
             task_status.started()
 
 
-def artifact_key(sha256: str) -> str:
-    """The DHT key of a model file."""
-    return f"elm/{sha256.removeprefix('sha256:')}"
-
-
 def _facts_of(entry: PeerEntry, tier: Tier, now: float) -> PeerFacts:
-    offered = entry.announcement.artifacts if entry.announcement else ()
     return PeerFacts(
         tier=tier,
         reputation=entry.reputation,
         rtt_seconds=(entry.rtt_ms or 0.0) / 1000,
         failures=entry.failures,
-        prefixes=frozenset(bytes.fromhex(prefix) for one in offered for prefix in one.warm_prefixes),
         age_seconds=max(0.0, now - entry.announced_at) if entry.announcement else 0.0,
     )

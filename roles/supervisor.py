@@ -6,7 +6,6 @@ A role that the swarm does not grant this node is withheld: it runs as soon as i
 from __future__ import annotations
 
 import logging
-import traceback
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -15,7 +14,7 @@ from typing import Any, Final, Literal
 import trio
 
 from gnusnode.contracts.swarm import Role as RoleName
-from gnusnode.errors import GnusError, InternalError
+from gnusnode.errors import GnusError, InternalError, raised_at
 from gnusnode.observe import events
 from gnusnode.observe.bus import EventBus
 from roles.table import Role
@@ -169,8 +168,7 @@ async def _run_once(role: Role, ready: Any) -> GnusError:
         _log.warning("role %s failed: %s", role.name.value, error)
         return error
     except Exception as error:  # noqa: BLE001 - the fence: a bug in one role must not end the others
-        frames = traceback.extract_tb(error.__traceback__)
-        place = f"{frames[-1].name}:{frames[-1].lineno}" if frames else "unknown"
+        place = raised_at(error)
         _log.error("role %s failed: %s at %s", role.name.value, type(error).__name__, place)
         return InternalError(f"{type(error).__name__} at {place}", where=f"role {role.name.value}")
     return InternalError("the role ended by itself", where=f"role {role.name.value}")

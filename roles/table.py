@@ -5,26 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Protocol
 
 import trio
 
 from gnusnode.contracts.swarm import Role as RoleName
-from gnusnode.contracts.swarm import Tier
 from gnusnode.net.rpc import Rpc, Service
-
-LOWEST_TIER: Final[dict[RoleName, Tier]] = {
-    RoleName.INGRESS: Tier.B,
-    RoleName.ROUTER: Tier.B,
-    RoleName.CORE: Tier.C,
-    RoleName.ELM: Tier.C,
-    RoleName.VERIFIER: Tier.B,
-    RoleName.GROUNDING: Tier.B,
-    RoleName.MEMORY: Tier.B,
-    RoleName.INTERMEDIARY: Tier.A,
-    RoleName.SETTLEMENT: Tier.A,
-}
-"""The lowest trust tier of a node that may hold a role; an open swarm takes ``core`` and ``elm`` from tier D too."""
 
 
 class Role(Protocol):

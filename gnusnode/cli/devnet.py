@@ -102,6 +102,7 @@ def _rows(plans: Sequence[NodePlan]) -> Callable[[UsableNode], None]:
 
 def _all_there(plans: Sequence[NodePlan], seconds: float) -> None:
     output.note(f"{len(plans)} nodes are usable after {seconds:.1f} s; homes and logs in {plans[0].home.parent}")
+    output.note(f'Ask it:  gnusnode run "Why is the sky blue?" --home {plans[0].home}')
     output.note("Ctrl-C ends all of them")
 
 

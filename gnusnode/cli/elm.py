@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,6 +11,7 @@ from gnusnode.cli import output
 from gnusnode.cli.connect import home_of
 from gnusnode.cli.models import open_store
 from gnusnode.cli.output import HomeOption, JsonOption, guarded
+from gnusnode.clock import unix_ms
 
 app = typer.Typer(no_args_is_help=True, help="Experts: pack, verify, install, list, rm.")
 
@@ -48,7 +48,7 @@ def pack(
 
         async def work() -> Path:
             loadable = await store.resolve(model)
-            return await elm.pack(spec, loadable, out, signer, embed=embed, now_ms=_now_ms(), progress=progress)
+            return await elm.pack(spec, loadable, out, signer, embed=embed, now_ms=unix_ms(), progress=progress)
 
         file = trio.run(work)
     answer = {"file": str(file), "expert_id": spec.expert_id, "version": spec.version, "signer": signer.peer_id}
@@ -111,7 +111,7 @@ def install(
                 store,
                 trusted_signers=_trusted(home, trust),
                 require_signature=not unsigned,
-                now_ms=_now_ms(),
+                now_ms=unix_ms(),
                 progress=progress,
             )
 
@@ -186,7 +186,3 @@ def _row(one: Any) -> dict[str, Any]:
         "model": one.manifest.model.sha256,
         "signer": one.signer,
     }
-
-
-def _now_ms() -> int:
-    return time.time_ns() // 1_000_000

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from typing import TYPE_CHECKING
 
 import typer
@@ -11,6 +10,7 @@ import typer
 from gnusnode.cli import output
 from gnusnode.cli.connect import home_of
 from gnusnode.cli.output import HomeOption, JsonOption, guarded
+from gnusnode.clock import unix_ms
 
 if TYPE_CHECKING:
     from gnusnode.config.paths import Home
@@ -39,7 +39,7 @@ def rotate(home: HomeOption = None, as_json: JsonOption = False) -> None:
     place = home_of(home)
     load_identity(place)
     with HomeLock.acquire(place):
-        statement = identity.rotate(place.key, now_ms=time.time_ns() // 1_000_000)
+        statement = identity.rotate(place.key, now_ms=unix_ms())
     output.emit(statement.to_plain())
     if not as_json:
         output.note("The old key stays beside the new one: certificates that name it hold until they are renewed.")

@@ -187,6 +187,8 @@ def _show_status(data: dict[str, Any]) -> None:
     for warning in data["warnings"]:
         output.say("")
         output.say(f"{warning['severity']}: {warning['text']}")
+        if warning["detail"]:
+            output.say(f"  about: {warning['detail']}")
         output.say(f"  next: {warning['remedy']}")
 
 

@@ -22,13 +22,12 @@ import trio
 from gnusnode.cli.client import NodeClient, run_file
 from gnusnode.devnet import NodePlan, UsableNode, configuration
 from gnusnode.errors import GnusError, NotRunning, storage_error
+from gnusnode.net.invites import MAX_USES
 
 START_SECONDS: Final = 180.0
 """How long one node may take from its start until it is usable; many of them share few cores."""
 GRACE_SECONDS: Final = 4.0
 """After which a node that was told to end is killed. It drains for ``DRAIN_SECONDS``."""
-MAX_USES: Final = 64
-"""Of one token."""
 LOOK_SECONDS: Final = 0.2
 """Between two looks at a node that starts: it is another process, there is nothing to await but the next look."""
 

@@ -58,7 +58,7 @@ def table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> None:
     """Aligned columns with a heading; prints nothing for no rows. A terminal gets lines that fit into it."""
     if not rows:
         return
-    cells = [[column.upper() for column in columns]]
+    cells = [[column.upper().replace("_", " ") for column in columns]]
     cells += [[_cell(row.get(column)) for column in columns] for row in rows]
     widths = [max(len(line[i]) for line in cells) for i in range(len(columns))]
     room = shutil.get_terminal_size().columns if sys.stdout and sys.stdout.isatty() else None

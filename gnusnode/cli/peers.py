@@ -16,6 +16,13 @@ app = typer.Typer(no_args_is_help=True, help="Other nodes: list, look at, ping, 
 PeerArgument = Annotated[str, typer.Argument(help="A PeerID, or its last characters.")]
 
 _PATH = "/gnus/v1/peers"
+_MEASURED = {
+    "rtt_ms": ("round trip", "{:.1f} ms"),
+    "skew_ms": ("clock", "{:+.0f} ms"),
+    "heartbeat_age_s": ("heartbeat", "{:.0f} s ago"),
+    "seen_s_ago": ("seen", "{:.0f} s ago"),
+}
+"""What is measured, as people read it."""
 
 
 @app.command("list")
@@ -42,7 +49,11 @@ def show(peer: PeerArgument, home: HomeOption = None, as_json: JsonOption = Fals
     if as_json:
         output.emit(answer)
         return
-    plain = {key: value for key, value in answer.items() if key not in ("announcement", "experts", "connection")}
+    plain = {key: value for key, value in answer.items() if key not in ("announcement", "experts", *_MEASURED)}
+    for key, (name, form) in _MEASURED.items():
+        value = answer.get(key)
+        plain[name] = None if value is None else form.format(value)
+    plain["reason"] = answer["reason"] or None
     link = answer["connection"]
     if link:
         way = "from there" if link["inbound"] else "from here"

@@ -26,6 +26,7 @@ RolesOption = Annotated[str, typer.Option("--roles", help="Comma separated, such
 TierOption = Annotated[str | None, typer.Option("--tier", help="A, B or C; else the lowest that the roles need.")]
 OperatorOption = Annotated[str | None, typer.Option("--operator", help="Who runs the node; quorums count operators.")]
 
+_ALONE = "This node belongs to no swarm. Found one: gnusnode swarm init NAME, or: gnusnode swarm join TOKEN"
 _UNITS = {"m": 1 / 60, "h": 1.0, "d": 24.0}
 
 
@@ -67,6 +68,8 @@ def join(
     from gnusnode.net.swarmdesk import JoinSwarm, checked
 
     asked = checked(JoinSwarm, token=token, operator=operator)
+    if not as_json:
+        output.aside("Asking the inviting node; where it does not answer this takes up to 20 s.")
     answer = _running(home, lambda node: node.post(_PATH + "/join", _body(asked)))
     if answer is None:
         from gnusnode.cli import swarmfiles
@@ -79,6 +82,8 @@ def join(
         if "why" in answer:
             output.note(f"Not a member yet: {answer['why']}.")
             output.note("It is redeemed as soon as the node runs and the inviting node can be reached: gnusnode start")
+        elif not answer.get("restart"):
+            output.note("Not a member yet; `gnusnode status` says why.")
     elif answer["state"] == "member":
         output.say(f"joined {answer['name']}: {', '.join(answer['roles'])}, tier {answer['tier']}")
     else:
@@ -108,7 +113,9 @@ def status(home: HomeOption = None, as_json: JsonOption = False) -> None:
     if as_json:
         output.emit(answer)
         return
-    output.fields(answer | ({"expires": output.day(answer["expires"])} if "expires" in answer else {}))
+    output.fields(answer | ({"expires": output.day(answer["expires"])} if answer.get("expires") else {}))
+    if answer["state"] == "alone":
+        output.note(_ALONE)
 
 
 @app.command("members")
@@ -122,7 +129,7 @@ def members(home: HomeOption = None, as_json: JsonOption = False) -> None:
     shown = [row | {"expires": output.day(row["expires"]), "self": "*" if row["self"] else ""} for row in rows]
     output.table(shown, ["self", "operator", "tier", "state", "serial", "expires", "peer_id", "roles"])
     if not rows:
-        output.note("This node belongs to no swarm. Found one: gnusnode swarm init NAME, or: gnusnode swarm join TOKEN")
+        output.note(_ALONE)
 
 
 @app.command("invites")
@@ -160,7 +167,7 @@ def invite(
     expires: Annotated[
         str, typer.Option("--expires", help="How long the token holds, such as 30m, 24h or 7d.")
     ] = "24h",
-    uses: Annotated[int, typer.Option("--uses", min=1, help="How many nodes may come with it.")] = 1,
+    uses: Annotated[int, typer.Option("--uses", min=1, max=64, help="How many nodes may come with it.")] = 1,
     days: Annotated[
         float, typer.Option("--days", min=1, help="How long a membership holds before it is renewed.")
     ] = 90,
@@ -185,7 +192,7 @@ def invite(
 @app.command("roles")
 @guarded
 def set_roles(
-    peer: Annotated[str, typer.Argument(help="The member's PeerID.")],
+    peer: Annotated[str, typer.Argument(help="The member's PeerID, or its last characters.")],
     roles: Annotated[str, typer.Argument(help="What it is to hold from now on, comma separated; or 'all'.")],
     tier: TierOption = None,
     home: HomeOption = None,
@@ -197,13 +204,13 @@ def set_roles(
     asked = checked(SetRoles, peer=peer, roles=_roles(roles), tier=tier)
     answer = _ask(home, lambda node: node.post(_PATH + "/roles", _body(asked)), lambda desk: desk.swarm_roles(asked))
     if not _shown(answer, as_json):
-        output.say(f"{peer}: {', '.join(answer['roles'])}, tier {answer['tier']}")
+        output.say(f"{answer['peer_id']}: {', '.join(answer['roles'])}, tier {answer['tier']}")
 
 
 @app.command("revoke")
 @guarded
 def revoke(
-    target: Annotated[str, typer.Argument(help="A PeerID, or the serial or digest of a certificate.")],
+    target: Annotated[str, typer.Argument(help="A PeerID, or its end; or a certificate's serial or digest.")],
     reason: Annotated[str, typer.Option("--reason", help="Why; every member can read it.")] = "",
     home: HomeOption = None,
     as_json: JsonOption = False,
@@ -234,7 +241,7 @@ def list_admins(context: typer.Context, home: HomeOption = None, as_json: JsonOp
 @admins.command("add")
 @guarded
 def add_admin(
-    peer: Annotated[str, typer.Argument(help="The member's PeerID.")],
+    peer: Annotated[str, typer.Argument(help="The member's PeerID, or its last characters.")],
     roles: Annotated[str, typer.Option("--roles", help="What it may grant, comma separated; or 'all'.")] = "all",
     tier: Annotated[str, typer.Option("--tier", help="The highest tier that it may grant.")] = "B",
     home: HomeOption = None,
@@ -246,13 +253,13 @@ def add_admin(
     asked = checked(MakeAdmin, peer=peer, roles=_roles(roles), tier=tier)
     answer = _ask(home, lambda node: node.post(_PATH + "/admins", _body(asked)), lambda desk: desk.swarm_admin(asked))
     if not _shown(answer, as_json):
-        output.say(f"{peer} may grant {', '.join(answer['roles'])} up to tier {answer['tier']}")
+        output.say(f"{answer['peer_id']} may grant {', '.join(answer['roles'])} up to tier {answer['tier']}")
 
 
 @admins.command("remove")
 @guarded
 def remove_admin(
-    peer: Annotated[str, typer.Argument(help="The admin's PeerID.")],
+    peer: Annotated[str, typer.Argument(help="The admin's PeerID, or its last characters.")],
     home: HomeOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -260,7 +267,7 @@ def remove_admin(
     path = f"{_PATH}/admins/{quote(peer, safe='')}"
     answer = _ask(home, lambda node: node.delete(path), lambda desk: desk.swarm_unadmin(peer))
     if not _shown(answer, as_json):
-        output.say(f"{peer} is no admin any more")
+        output.say(f"{answer['target']} is no admin any more")
 
 
 # ----------------------------------------------------------------------------------------------------------------------

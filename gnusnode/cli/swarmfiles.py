@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -16,7 +15,7 @@ from gnusnode.errors import GnusError, RateLimited, Unavailable
 from gnusnode.identity import NodeIdentity, rotations
 from gnusnode.net.invites import Invites
 from gnusnode.net.membership import Membership
-from gnusnode.net.swarmdesk import JoinSwarm, SwarmDesk
+from gnusnode.net.swarmdesk import JoinSwarm, SwarmDesk, own_operator
 from gnusnode.observe.observer import Observer
 
 if TYPE_CHECKING:
@@ -116,8 +115,8 @@ async def _open(home: Home, identity: NodeIdentity, settings: Settings) -> tuple
         membership,
         Invites(membership, observer),
         addresses=lambda: dialable(settings, membership.peer_id),
-        operator=settings.node.name or platform.node() or "self",
-        fits=lambda _: False,  # nothing runs: whatever changes holds from the next start
+        operator=own_operator(settings.node.name, membership.peer_id),
+        fits=lambda: False,  # nothing runs: whatever changes holds from the next start
     )
 
 

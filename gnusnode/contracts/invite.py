@@ -21,7 +21,8 @@ from gnusnode.contracts.swarm import OPEN_ROLES, Multiaddr, Roles, Tier, allows
 
 PREFIX: Final = "gnus1-"
 MAX_TOKEN: Final = 8192
-MAX_ADDRESSES: Final = 8
+MAX_BOOTSTRAP: Final = 8
+"""Addresses in one invite."""
 
 SwarmName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9 ._-]{0,63}$")]
 Key32 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
@@ -41,7 +42,7 @@ class Invite(SignedRecord):
     open_to_all: bool
     network_key: Key32 | None
     """Without it nobody connects to a closed swarm at all."""
-    bootstrap: Annotated[tuple[Multiaddr, ...], Field(min_length=1, max_length=MAX_ADDRESSES)]
+    bootstrap: Annotated[tuple[Multiaddr, ...], Field(min_length=1, max_length=MAX_BOOTSTRAP)]
     """Where the inviting node can be reached, each ending in ``/p2p/`` and its PeerID."""
     secret: Key32 | None
     """None on an open swarm, for a node that comes without a certificate: of tier D."""
@@ -94,7 +95,7 @@ class Invite(SignedRecord):
             data = base64.b64decode(body + "=" * (-len(body) % 4), altchars=b"-_", validate=True)
             invite = cls.from_bytes(data)
         except (ValueError, binascii.Error, canonical.NotCanonical) as error:
-            raise MalformedRecord(f"the token is damaged or was cut off: {error}") from error
+            raise MalformedRecord("the token is damaged or was cut off") from error
         if base64.urlsafe_b64encode(data).decode("ascii").rstrip("=") != body or not invite.signature_is_valid():
             raise MalformedRecord("the token was changed: its signature does not fit")
         return invite

@@ -29,7 +29,7 @@ from gnusnode.contracts.swarm import (
 Signed = TypeVar("Signed", bound=SignedRecord)
 
 _FOREVER: Final = 2**53 - 1
-_MAX_ROTATIONS: Final = 32
+MAX_ROTATIONS: Final = 32
 """Longest chain of keys that is followed back to a certificate."""
 
 
@@ -74,6 +74,7 @@ class Roster:
     """What is revoked, and since when (ms)."""
     rotations: tuple[KeyRotation, ...] = ()
     verified: Container[str] = field(default_factory=frozenset[str], repr=False, compare=False)
+    """Digests of inputs whose signatures were checked before."""
 
     @classmethod
     def solo(cls, peer_id: str, roles: Collection[Role] = tuple(Role)) -> Self:
@@ -135,7 +136,7 @@ class Roster:
         """The certificates of the node's key and of the keys that it had before, unless one of those was revoked."""
         grants = list(self.grants.get(peer, ()))
         current, seen = peer, {peer}
-        for _ in range(_MAX_ROTATIONS):
+        for _ in range(MAX_ROTATIONS):
             before = [r.old_peer_id for r in self.rotations if r.new_peer_id == current and r.issued_at_ms <= at_ms]
             if len(before) != 1 or before[0] in seen or self._is_contested(before[0]):
                 break

@@ -15,6 +15,14 @@ from gnusnode.contracts.generation import EngineState
 from gnusnode.contracts.ids import Name, Nonce, PeerId, Sha256, Signature
 
 MAX_ANNOUNCEMENT_MS: Final = 600_000
+MAX_ADDRESSES: Final = 16
+"""Addresses of one node that are told and kept."""
+MAX_ADDRESS: Final = 256
+"""Characters of one address."""
+MAX_ARTIFACTS: Final = 64
+"""Model files in one announcement."""
+MAX_EXPERTS: Final = 16
+"""Experts of one model file that an announcement names."""
 
 
 class Role(StrEnum):
@@ -55,14 +63,17 @@ OPEN_ROLES: Final = frozenset({Role.CORE, Role.ELM})
 """What a node without a certificate may offer on an open swarm."""
 
 Roles = Annotated[tuple[Role, ...], Field(min_length=1, max_length=len(Role))]
-PrefixHash = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{16}$")]
-"""The first 64 bits of a hash of a prompt's beginning: enough to find a warm cache, too little to find the prompt."""
-Multiaddr = Annotated[str, StringConstraints(pattern=r"^(/[A-Za-z0-9_.:%-]+)+$", max_length=256)]
+Multiaddr = Annotated[str, StringConstraints(pattern=r"^(/[A-Za-z0-9_.:%-]+)+$", max_length=MAX_ADDRESS)]
 
 
 def swarm_id(root: str) -> str:
     """The name of the swarm whose root key is ``root`` (a PeerID): ``sha256:<hex>`` of the public key."""
     return f"sha256:{hashlib.sha256(ids.public_key(root)).hexdigest()}"
+
+
+def short_id(swarm_id: str) -> str:
+    """The 16 hex digits of a swarm's id by which people know it, and by which its topics are called."""
+    return swarm_id.removeprefix("sha256:")[:16]
 
 
 def allows(tier: Tier, role: Role) -> bool:
@@ -221,10 +232,8 @@ class OfferedArtifact(Part):
     determinism: Literal["A", "B", "C"] = "C"
     """As in ``EngineInfo``."""
     n_ctx: Count = 0
-    expert_ids: Annotated[tuple[Name, ...], Field(max_length=16)] = ()
+    expert_ids: Annotated[tuple[Name, ...], Field(max_length=MAX_EXPERTS)] = ()
     """The experts that answer with it."""
-    warm_prefixes: Annotated[tuple[PrefixHash, ...], Field(max_length=16)] = ()
-    """Beginnings of prompts that its cache holds."""
 
 
 class NodeAnnouncement(SignedRecord):
@@ -240,9 +249,9 @@ class NodeAnnouncement(SignedRecord):
     """Rises by one with each announcement of an instance."""
     leaving: bool = False
     """The last word of this instance."""
-    addresses: Annotated[tuple[Multiaddr, ...], Field(max_length=16)] = ()
+    addresses: Annotated[tuple[Multiaddr, ...], Field(max_length=MAX_ADDRESSES)] = ()
     roles: Roles
-    artifacts: Annotated[tuple[OfferedArtifact, ...], Field(max_length=64)] = ()
+    artifacts: Annotated[tuple[OfferedArtifact, ...], Field(max_length=MAX_ARTIFACTS)] = ()
     version: Name
     signer: PeerId
     issued_at_ms: Moment

@@ -20,16 +20,15 @@ from gnusnode.contracts.base import MalformedRecord
 from gnusnode.contracts.hello import Clash, Heartbeat, read_gossip
 from gnusnode.contracts.outcome import Outcome
 from gnusnode.contracts.replay import ReplayGuard
-from gnusnode.contracts.swarm import NodeAnnouncement, OfferedArtifact
+from gnusnode.contracts.swarm import MAX_ADDRESS, MAX_ADDRESSES, MAX_ARTIFACTS, NodeAnnouncement, OfferedArtifact
 from gnusnode.contracts.verify import MAX_SKEW_MS, verify
 from gnusnode.errors import GnusError
 from gnusnode.net.context import NetContext
 from gnusnode.net.instances import Sighting, is_rival
+from gnusnode.net.names import announcements_topic
 from gnusnode.observe.events import RecordRefused
 from gnusnode.observe.health import DUPLICATE_IDENTITY
 
-MAX_ARTIFACTS: Final = 64
-MAX_ADDRESSES: Final = 16
 JITTER: Final = 0.1
 AT_MOST_EVERY: Final = 1.0
 """Seconds between two announcements, and between two looks at what changed."""
@@ -39,20 +38,16 @@ ALARM_SECONDS: Final = 90.0
 _REFUSALS_EVERY: Final = 0.1
 """Seconds between two events about refused announcements: a flood must not fill the log."""
 _PARSED: Final = 256
-_LONGEST_ADDRESS: Final = 256
 _ARTIFACT_BYTES: Final = NodeAnnouncement.max_bytes - 8 * 1024
 """The rest is for addresses, roles and the signature."""
 
 
 @dataclass(frozen=True)
 class AnnounceOptions:
+    """Seconds between two announcements, and how long one holds."""
+
     heartbeat: float = 10.0
     ttl: float = 30.0
-
-
-def topic_of(swarm_id: str) -> str:
-    """The gossip topic of a swarm's announcements."""
-    return f"gnus/{swarm_id.removeprefix('sha256:')[:16]}/announce/1"
 
 
 def as_many_as_fit(artifacts: tuple[OfferedArtifact, ...]) -> tuple[OfferedArtifact, ...]:
@@ -119,7 +114,7 @@ class Announcer:
                 await self._run_in(self._of.swarm_id, listening)
 
     async def _run_in(self, swarm_id: str, listening: Callable[[], None]) -> None:
-        topic = topic_of(swarm_id)
+        topic = announcements_topic(swarm_id)
         async with self._net.subscribe(topic, self._accept) as messages:
             try:
                 async with trio.open_nursery() as nursery:
@@ -170,7 +165,7 @@ class Announcer:
             instance=self._of.start.instance,
             seq=self._seq,
             leaving=leaving,
-            addresses=tuple(a for a in self._net.addresses() if len(a) <= _LONGEST_ADDRESS)[:MAX_ADDRESSES],
+            addresses=tuple(a for a in self._net.addresses() if len(a) <= MAX_ADDRESS)[:MAX_ADDRESSES],
             roles=tuple(roles),
             artifacts=() if leaving else as_many_as_fit(self._of.facts().artifacts),
             version=self._of.start.version,
@@ -215,7 +210,7 @@ class Announcer:
             return
         self._clashes_told = {p: at for p, at in self._clashes_told.items() if now - at < CLASH_EVERY} | {peer: now}
         try:
-            topic = topic_of(self._of.swarm_id)
+            topic = announcements_topic(self._of.swarm_id)
             await self._net.publish(topic, Clash(announcements=proofs).to_bytes())
         except GnusError:
             self._observer.metrics.gossip_failures.inc()

@@ -15,8 +15,9 @@ from typing import Final
 import trio
 
 from gnusnode.errors import GnusError
-from gnusnode.net.addresses import AddressBook, Target
+from gnusnode.net.addressbook import AddressBook, Target
 from gnusnode.net.context import NetContext
+from gnusnode.net.names import role_key
 from gnusnode.net.peerentry import Link, PeerState
 from gnusnode.net.peers import PeerChange
 from gnusnode.net.port import Connected, PeerAddresses
@@ -26,7 +27,7 @@ DIALS_AT_ONCE: Final = 8
 DHT_EVERY: Final = (2.0, 5.0, 11.0, 23.0, 60.0)
 """Seconds between looks into the DHT; the last one repeats."""
 MAX_KEYS: Final = 8
-"""DHT keys of one node: nobody can take one back, and peers take ten in ten seconds."""
+"""Roles that a node lists itself under in the DHT: nobody can take a key back, and peers take ten in ten seconds."""
 
 
 @dataclass(frozen=True)
@@ -166,12 +167,12 @@ class Dialer:
             await trio.sleep(DHT_EVERY[min(turn, len(DHT_EVERY) - 1)] * (0.9 + 0.2 * self._of.rng.random()))
             swarm = self._of.swarm_id
             try:
-                for key in [dht_key(swarm, role) for role in self._of.own_roles()][:MAX_KEYS]:
+                for key in [role_key(swarm, role) for role in self._of.own_roles()][:MAX_KEYS]:
                     if key not in provided and self._net.connected():
                         await self._net.provide(key)
                         provided.add(key)
                 if not self._is_full():
-                    for peer in await self._net.find(dht_key(swarm, "core")):
+                    for peer in await self._net.find(role_key(swarm, "core")):
                         self.found(peer, "dht")
             except GnusError:
                 continue  # nobody to ask: the next turn asks again
@@ -191,8 +192,3 @@ class Dialer:
             self._kick.set()
         if after.state is PeerState.USABLE:
             self._book.welcomed(change.peer)
-
-
-def dht_key(swarm_id: str, role: str) -> str:
-    """The key under which nodes of a swarm that hold ``role`` are listed."""
-    return f"gnus/{swarm_id.removeprefix('sha256:')[:16]}/role/{role}"

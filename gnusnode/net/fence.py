@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from gnusnode.contracts import canonical
 from gnusnode.contracts.base import MalformedRecord, Record, describe
 from gnusnode.contracts.methods import Method, StreamMethod, UnaryMethod
-from gnusnode.errors import GnusError, InternalError, NoExpert, RequestError
+from gnusnode.errors import GnusError, InternalError, NoExpert, RequestError, raised_at
 from gnusnode.net.rpc import CallContext
 
 Req = TypeVar("Req", bound=Record)
@@ -181,18 +181,10 @@ def _bug(method: Method, context: CallContext, error: Exception) -> InternalErro
         "rpc handler failed: %s raised %s at %s, message digest %s, request %s",
         name,
         type(error).__name__,
-        place(error),
+        raised_at(error),
         digest,
         context.request_id,
     )
     return InternalError(
         f"{name} failed unexpectedly ({type(error).__name__})", hint="see the log of the node that ran it"
     )
-
-
-def place(error: BaseException) -> str:
-    """Function and line that raised ``error``: what may be logged of it."""
-    trace = error.__traceback__
-    while trace is not None and trace.tb_next is not None:
-        trace = trace.tb_next
-    return f"{trace.tb_frame.f_code.co_qualname}:{trace.tb_lineno}" if trace is not None else "unknown"

@@ -10,7 +10,7 @@ from typing import Final
 
 import trio
 
-from gnusnode.errors import Conflict, GnusError
+from gnusnode.errors import Conflict, GnusError, raised_at
 from gnusnode.net.port import MessageStream, NetStatistics, StreamHandler
 
 LINGER: Final = 5.0
@@ -88,7 +88,7 @@ class Handlers:
             self._statistics.handler_failures += 1
             level = logging.DEBUG if isinstance(error, GnusError) else logging.ERROR
             # The message may quote what the peer sent: it stays out of the log.
-            _log.log(level, "handler of %s failed: %s at %s", stream.protocol, type(error).__name__, _place(error))
+            _log.log(level, "handler of %s failed: %s at %s", stream.protocol, type(error).__name__, raised_at(error))
             return False
         with trio.move_on_after(LINGER):
             try:
@@ -99,11 +99,3 @@ class Handlers:
                 return False
             return True
         return False
-
-
-def _place(error: BaseException) -> str:
-    """Function and line that raised ``error``."""
-    trace = error.__traceback__
-    while trace is not None and trace.tb_next is not None:
-        trace = trace.tb_next
-    return f"{trace.tb_frame.f_code.co_qualname}:{trace.tb_lineno}" if trace is not None else "unknown"

@@ -26,22 +26,22 @@ from gnusnode.contracts.base import MalformedRecord, Record
 from gnusnode.contracts.hello import HELLO_PROTOCOL, MAX_CREDENTIALS, Credential, Greeting, HelloVerdict, ServiceOffer
 from gnusnode.contracts.outcome import Outcome
 from gnusnode.contracts.roster import Standing
+from gnusnode.contracts.swarm import short_id
 from gnusnode.contracts.verify import MAX_SKEW_MS
 from gnusnode.errors import Forbidden, GnusError, PeerUnreachable, ProtocolViolation, UnsupportedProtocol
 from gnusnode.net.announce import Announcer
 from gnusnode.net.context import NetContext
 from gnusnode.net.instances import Sighting
 from gnusnode.net.members import Members
-from gnusnode.net.peerentry import Introduction, Refusal, printable
+from gnusnode.net.peerentry import Introduction, Refusal
 from gnusnode.net.peers import PeerTable
 from gnusnode.net.port import MessageStream
+from gnusnode.net.text import printable
 
 HELLO_SECONDS: Final = 10.0
 ANSWER_EVERY: Final = 0.1
 """Seconds between two hellos of one peer that are answered."""
 MAX_SKEW_SECONDS: Final = MAX_SKEW_MS / 1000
-OPEN_PROTOCOLS: Final = frozenset({HELLO_PROTOCOL, "/gnus/join/1", "/gnus/roster/1"})
-"""What is answered to everybody."""
 
 R = TypeVar("R", bound=Record)
 
@@ -62,7 +62,7 @@ def judge(greeting: Greeting, standing: Standing, *, swarm_id: str, skew_ms: flo
     """
     if greeting.swarm_id != swarm_id:
         return Refusal(
-            Outcome.WRONG_SWARM.value, f"it names the swarm {short(greeting.swarm_id)}, not {short(swarm_id)}"
+            Outcome.WRONG_SWARM.value, f"it names the swarm {short_id(greeting.swarm_id)}, not {short_id(swarm_id)}"
         )
     if abs(skew_ms) > MAX_SKEW_MS:
         where = "ahead of" if skew_ms > 0 else "behind"
@@ -79,22 +79,20 @@ def no_member(standing: Standing) -> Refusal | None:
     return None if outcome is Outcome.OK else Refusal(outcome.value, _NO_MEMBER.get(outcome, outcome.value))
 
 
-def short(swarm_id: str) -> str:
-    """The part of a swarm's id by which people know it."""
-    return swarm_id.removeprefix("sha256:")[:16]
-
-
 class Admission:
-    """Who may ask anything of this node: peers whose hello was accepted, as long as the roster stands by it."""
+    """Who may ask anything of this node: peers whose hello was accepted, as long as the roster stands by it.
+
+    Hello, join and roster are answered to everybody, and do not ask here.
+    """
 
     def __init__(self, own: str, table: PeerTable, members: Members) -> None:
         self._own = own
         self._table = table
         self._members = members
 
-    def allows(self, peer: str, protocol: str = "") -> GnusError | None:
-        """Why ``peer`` gets no answer on ``protocol``; None: it does."""
-        if protocol in OPEN_PROTOCOLS or peer == self._own:
+    def allows(self, peer: str) -> GnusError | None:
+        """Why ``peer`` gets no answer; None: it does."""
+        if peer == self._own:
             return None
         entry = self._table.get(peer)
         if entry is None or not (entry.admitted or entry.refusal):

@@ -20,7 +20,7 @@ from gnusnode.config.files import replace_file
 from gnusnode.contracts import ids
 from gnusnode.contracts.fields import Moment
 from gnusnode.contracts.ids import Name, PeerId, Sha256
-from gnusnode.contracts.invite import MAX_ADDRESSES, Invite
+from gnusnode.contracts.invite import MAX_BOOTSTRAP, Invite
 from gnusnode.contracts.outcome import Outcome
 from gnusnode.contracts.swarm import OPEN_ROLES, MembershipCertificate, Role, Roles, Tier
 from gnusnode.errors import Conflict, DataError, Forbidden, GnusError, NotFound, Overloaded, RequestError, storage_error
@@ -34,6 +34,7 @@ from gnusnode.observe.observer import Observer
 MAX_INVITES: Final = 256
 """Invites that are open, or over for less than ``_KEPT_MS``."""
 MAX_USES: Final = 64
+"""Nodes that may come with one token."""
 _KEPT_MS: Final = 30 * issuing.DAY_MS
 """How long an invite is remembered after its end: so long a second redemption is told from a made-up secret."""
 
@@ -134,7 +135,7 @@ class Invites:
             root=swarm.root,
             open_to_all=swarm.open_to_all,
             network_key=None if swarm.network_key is None else swarm.network_key.hex(),
-            bootstrap=tuple(bootstrap)[:MAX_ADDRESSES],
+            bootstrap=tuple(bootstrap)[:MAX_BOOTSTRAP],
             secret=None if tier is Tier.D else secrets.token_hex(32),
             roles=tuple(sorted(new.roles)),
             tier=tier,
@@ -240,13 +241,21 @@ class Invites:
                 peer,
                 roles=invite.roles,
                 tier=invite.tier,
-                operator=invite.operator or operator,
+                operator=invite.operator or self._own_name(peer, operator),
                 now_ms=membership.now_ms(),
                 lifetime_ms=round(invite.days * issuing.DAY_MS),
             )
         except GnusError:
             self._tell(peer, "forbidden")
             raise
+
+    def _own_name(self, peer: str, claimed: str) -> str:
+        """An operator that the invite does not name is the joiner's word: it must not be that of another member, whose
+        private prompts it would then be shown.
+        """
+        grants = self._membership.roster.grants
+        taken = {grant.operator for other, held in grants.items() if other != peer for grant in held}
+        return f"{claimed[:100]}-{peer[-8:]}" if claimed in taken else claimed
 
     def _tell(self, peer: str, outcome: str) -> None:
         self._observer.bus.publish(events.JoinAttempted.model_validate({"peer_id": peer, "outcome": outcome}))

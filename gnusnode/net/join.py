@@ -19,6 +19,7 @@ import trio
 from gnusnode.contracts.base import MalformedRecord
 from gnusnode.contracts.invite import Invite
 from gnusnode.contracts.outcome import Outcome, refusal
+from gnusnode.contracts.verify import MAX_SKEW_MS
 from gnusnode.errors import (
     Forbidden,
     GnusError,
@@ -189,9 +190,9 @@ def _believed(data: Sequence[bytes], invite: Invite, peer: str, now_ms: int) -> 
     records = [verdict.record for verdict in map(read_record, data) if verdict.record is not None]
     found = RecordSet(invite.root, invite.open_to_all).merged(records, now_ms).result
     standing = found.roster.standing(peer, now_ms)
-    # A minute of tolerance: a certificate may begin just now by the inviting node's clock.
+    # A certificate may begin just now by the inviting node's clock.
     if standing.outcome is Outcome.CERTIFICATE_NOT_YET_VALID:
-        standing = found.roster.standing(peer, now_ms + 60_000)
+        standing = found.roster.standing(peer, now_ms + MAX_SKEW_MS)
     if standing.outcome is not Outcome.OK or not standing.operators:
         outcome = Outcome.UNKNOWN_SIGNER if standing.outcome is Outcome.OK else standing.outcome
         raise refusal("membership-certificate", outcome)

@@ -9,8 +9,8 @@ from typing import Final, Protocol
 
 import trio
 
-from gnusnode.errors import GnusError, InternalError, PeerUnreachable
-from gnusnode.net import fence, frames
+from gnusnode.errors import GnusError, InternalError, PeerUnreachable, raised_at
+from gnusnode.net import frames
 from gnusnode.net.flow import Outbox
 from gnusnode.net.port import MessageStream
 
@@ -143,7 +143,7 @@ class Link:
         except GnusError as error:
             self._failure = self._failure or error
         except Exception as error:  # noqa: BLE001 - the fence: what a peer provokes must not end the node
-            _log.error("rpc link failed: %s at %s", type(error).__name__, fence.place(error))
+            _log.error("rpc link failed: %s at %s", type(error).__name__, raised_at(error))
             self._failure = InternalError(f"the link failed unexpectedly ({type(error).__name__})", where=self.peer)
         self._scope.cancel()
 

@@ -91,7 +91,6 @@ class MdnsStatistics:
     found: int = 0
     refused: int = 0
     """Records that did not parse, and names over ``MAX_PEERS``."""
-    unanswered: int = 0
 
 
 @dataclass(eq=False)
@@ -131,9 +130,8 @@ class Mdns:
         self._named.set()
 
     def learned(self, name: str, info: ServiceInfo | None) -> None:
-        """What a lookup of ``name`` gave."""
+        """What a lookup of ``name`` gave; None: no answer."""
         if info is None:
-            self.statistics.unanswered += 1
             return
         said = parse(name, self.kind, info.properties)
         if said is None:

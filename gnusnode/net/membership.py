@@ -8,7 +8,6 @@ keeps those whose signers had the power to issue them, on the disk first, and ma
 from __future__ import annotations
 
 import secrets
-import time
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager
 from functools import partial
@@ -16,6 +15,7 @@ from pathlib import Path
 
 import trio
 
+from gnusnode.clock import unix_ms
 from gnusnode.contracts.roster import Roster, Standing
 from gnusnode.contracts.swarm import (
     AdminDelegation,
@@ -35,10 +35,6 @@ from gnusnode.net.roll import AddReport, Roll
 from gnusnode.net.swarmfolder import SwarmFolder, SwarmState
 from gnusnode.observe.health import SWARM_RECORDS_DAMAGED
 from gnusnode.observe.observer import Observer
-
-
-def unix_ms() -> int:
-    return time.time_ns() // 1_000_000
 
 
 class Membership:

@@ -21,11 +21,19 @@ from gnusnode.errors import Forbidden, PeerUnreachable, TooLarge, UnsupportedPro
 from gnusnode.net.events import EventFeed
 from gnusnode.net.handling import Handlers
 from gnusnode.net.memory_streams import Connection, End, MemoryStream
-from gnusnode.net.port import Accept, Connected, MessageStream, NetEvent, NetStatistics, PeerAddresses, StreamHandler
+from gnusnode.net.port import (
+    MAX_GOSSIP,
+    Accept,
+    Connected,
+    MessageStream,
+    NetEvent,
+    NetStatistics,
+    PeerAddresses,
+    StreamHandler,
+)
 
 DIAL_SECONDS: Final = 5.0
 PING_SECONDS: Final = 5.0
-MAX_GOSSIP: Final = 192 * 1024
 GOSSIP_QUEUE: Final = 512
 """Gossip messages that wait for a slow reader before the oldest is dropped."""
 

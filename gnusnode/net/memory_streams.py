@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 import trio
 
-from gnusnode.errors import PeerUnreachable, TooLarge
-from gnusnode.net.port import MAX_MESSAGE
+from gnusnode.errors import PeerUnreachable
+from gnusnode.net.streams import Direction, check_size
 
 if TYPE_CHECKING:
     from gnusnode.net.memory import MemoryNet
@@ -89,8 +88,8 @@ class MemoryStream:
         self._dead: str | None = None
         self._closed = False
         self._ended = False
-        self._sending = False
-        self._receiving = False
+        self._sending = Direction(protocol)
+        self._receiving = Direction(protocol)
         end.streams.add(self)
 
     @classmethod
@@ -110,9 +109,8 @@ class MemoryStream:
         return self._protocol
 
     async def send(self, message: bytes) -> None:
-        if len(message) > MAX_MESSAGE:
-            raise TooLarge(f"a message of {len(message)} bytes is over the limit of {MAX_MESSAGE}", where=self.protocol)
-        with _exclusive(self, "_sending"):
+        check_size(message, self.protocol)
+        with self._sending:
             await trio.lowlevel.checkpoint()
             self._check_sendable()
             link, out = self._end.link, self._out
@@ -124,7 +122,7 @@ class MemoryStream:
                 await self._wait_for_reader()
 
     async def receive(self) -> bytes | None:
-        with _exclusive(self, "_receiving"):
+        with self._receiving:
             await trio.lowlevel.checkpoint_if_cancelled()
             while True:
                 if self._dead is not None:
@@ -263,15 +261,3 @@ class Connection:
             await trio.sleep(2 * self._link.delay())
             return not self._link.muted
         return False
-
-
-@contextmanager
-def _exclusive(stream: MemoryStream, flag: str) -> Generator[None, None, None]:
-    """Keeps two tasks from using one direction of a stream at once: a bug of the caller."""
-    if getattr(stream, flag):
-        raise trio.BusyResourceError(f"another task uses this stream of {stream.protocol} already")
-    setattr(stream, flag, True)
-    try:
-        yield
-    finally:
-        setattr(stream, flag, False)

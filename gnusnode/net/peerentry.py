@@ -8,11 +8,11 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import Any, Final
 
+from gnusnode.contracts.generation import EngineState
 from gnusnode.contracts.roster import Standing
 from gnusnode.contracts.services import ExpertCard
-from gnusnode.contracts.swarm import NodeAnnouncement, OfferedArtifact, Role
+from gnusnode.contracts.swarm import MAX_ADDRESSES, NodeAnnouncement, OfferedArtifact, Role
 
-MAX_ADDRESSES: Final = 16
 _ROLES: Final = frozenset(role.value for role in Role)
 
 
@@ -65,9 +65,6 @@ class Introduction:
     """Version by name."""
 
 
-EXPERT_SERVICES: Final = ("core", "elm")
-
-
 @dataclass(frozen=True)
 class PeerEntry:
     """One peer. Times are seconds of the table's clock; ``last_seen`` is the last sign of life.
@@ -78,7 +75,7 @@ class PeerEntry:
         admitted: whether this node accepted it on the present connection.
         refusal, refused_by: ours and theirs.
         last_word: the latest announcement with its key, whether it holds or not, and of whichever instance.
-        probed: the expert ids that were announced when the last probe was answered; None: no probe was, or it is stale.
+        probed: ``claims`` when the last probe was answered; None: no probe was, or it is stale.
         skew_ms: its clock minus ours.
         note: what went wrong last.
         exclusion: why nothing is asked of it just now.
@@ -101,7 +98,7 @@ class PeerEntry:
     announced_at: float = 0.0
     last_word: NodeAnnouncement | None = None
     cards: tuple[ExpertCard, ...] = ()
-    probed: frozenset[str] | None = None
+    probed: frozenset[tuple[str, bool]] | None = None
     rtt_ms: float | None = None
     skew_ms: float | None = None
     note: str = ""
@@ -143,10 +140,24 @@ class PeerEntry:
         return self.hello.services if self.hello else MappingProxyType({})
 
     @property
+    def roles(self) -> frozenset[Role]:
+        """What it does by its latest word, as far as it was granted that; nothing before it said hello."""
+        if self.hello is None:
+            return frozenset()
+        said = frozenset(self.announcement.roles) if self.announcement else self.hello.roles
+        return said & frozenset(self.standing.roles) if self.standing else said
+
+    @property
     def announced_experts(self) -> frozenset[str]:
         """The experts that its announcement names."""
         artifacts = self.announcement.artifacts if self.announcement else ()
         return frozenset(name for artifact in artifacts for name in artifact.expert_ids)
+
+    @property
+    def claims(self) -> frozenset[tuple[str, bool]]:
+        """The announced experts, and whether their engines are ready: only then is all known that their cards tell."""
+        artifacts = self.announcement.artifacts if self.announcement else ()
+        return frozenset((name, one.state is EngineState.READY) for one in artifacts for name in one.expert_ids)
 
     @property
     def rank(self) -> tuple[float, float, str]:
@@ -189,7 +200,7 @@ class PeerEntry:
             "connection": link and {"address": link.address, "inbound": link.inbound, "relayed": link.relayed},
             "version": hello.version if hello else None,
             "instance": hello.instance if hello else None,
-            "roles": sorted(role.value for role in hello.roles) if hello else [],
+            "roles": sorted(role.value for role in self.roles),
             "services": dict(self.services),
             "tier": standing.tier.value if standing else None,
             "operators": sorted(standing.operators) if standing else [],
@@ -214,11 +225,6 @@ class PeerEntry:
             "failures": self.failures,
             "reputation": round(self.reputation, 3),
         }
-
-
-def printable(text: str) -> str:
-    """What a peer wrote, as a terminal may show it: nothing in it moves a cursor or begins a line."""
-    return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in text)
 
 
 def _loaded(card: ExpertCard, artifact: OfferedArtifact | None) -> ExpertCard:

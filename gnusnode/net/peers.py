@@ -97,7 +97,8 @@ class PeerTable:
         found = [peer for peer in self._entries if peer.endswith(name)] if len(name) >= _SHORTEST_NAME else []
         if len(found) != 1:
             what = f"{len(found)} peers have a PeerID that ends so" if found else "this peer is not known here"
-            raise NotFound(what, where=name, hint="see `gnusnode peers list`")
+            short = f"give at least the last {_SHORTEST_NAME} characters; " if len(name) < _SHORTEST_NAME else ""
+            raise NotFound(what, where=name, hint=f"{short}see `gnusnode peers list`")
         return self._entries[found[0]]
 
     def usable(self) -> tuple[PeerEntry, ...]:
@@ -120,7 +121,7 @@ class PeerTable:
         way = (PeerState.AUTHENTICATED, PeerState.USABLE)
         return PeerCounts(
             discovered=len(self._entries),
-            dialled=sum(entry.dials > 0 for entry in self._entries.values()),
+            dialled=sum(entry.dials > 0 or entry.link is not None for entry in self._entries.values()),
             connected=sum(entry.link is not None for entry in self._entries.values()),
             authenticated=sum(states[state] for state in way),
             usable=states[PeerState.USABLE],
@@ -254,11 +255,23 @@ class PeerTable:
         else:
             self._drop(peer, goodbye=True)
 
-    def probed(self, peer: str, cards: tuple[ExpertCard, ...], *, note: str = "") -> None:
-        """The peer answered for its services, with these experts."""
+    def probed(
+        self,
+        peer: str,
+        cards: tuple[ExpertCard, ...],
+        *,
+        claims: frozenset[tuple[str, bool]] | None = None,
+        note: str = "",
+    ) -> None:
+        """The peer answered for its services, with these experts.
+
+        Args:
+            claims: what it announced when it was asked; None: what it announces now.
+        """
 
         def answer(entry: PeerEntry) -> PeerEntry:
-            found = replace(entry, cards=cards, probed=entry.announced_experts, note=note, last_seen=self.now())
+            asked_for = entry.claims if claims is None else claims
+            found = replace(entry, cards=cards, probed=asked_for, note=note, last_seen=self.now())
             return found.loaded(entry.announcement, entry.announced_at) if entry.announcement else found
 
         self._change(peer, answer)

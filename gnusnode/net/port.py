@@ -15,6 +15,9 @@ from typing import Final, Protocol
 MAX_MESSAGE: Final = 8 * 1024 * 1024 + 64 * 1024
 """Largest message of a stream, in bytes: the largest record of the contracts and its envelope."""
 
+MAX_GOSSIP: Final = 192 * 1024
+"""Largest gossip message, in bytes."""
+
 
 class MessageStream(Protocol):
     """A bidirectional stream of messages with one peer. Ends with ``close`` or ``reset``; garbage collection is no end.
@@ -170,7 +173,11 @@ class Net(Protocol):
         ...
 
     async def publish(self, topic: str, data: bytes) -> None:
-        """Gossips ``data`` (at most 192 KiB) to everyone who subscribes. Delivery is likely, not certain."""
+        """Gossips ``data`` to everyone who subscribes. Delivery is likely, not certain.
+
+        Raises:
+            TooLarge: over ``MAX_GOSSIP``.
+        """
         ...
 
     def subscribe(self, topic: str, accept: Accept) -> AbstractAsyncContextManager[AsyncIterator[tuple[str, bytes]]]:

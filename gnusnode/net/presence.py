@@ -17,8 +17,8 @@ from typing import Any, Final
 import trio
 
 from gnusnode.contracts.outcome import Outcome
-from gnusnode.errors import DeadlineExceeded, Forbidden, GnusError
-from gnusnode.net.addresses import AddressBook, addresses_of, target_of
+from gnusnode.errors import DeadlineExceeded, Forbidden, GnusError, RequestError
+from gnusnode.net.addressbook import AddressBook, addresses_of, target_of
 from gnusnode.net.announce import AnnounceOptions, Announcer
 from gnusnode.net.context import NetContext
 from gnusnode.net.dialer import Dialer, DialOptions
@@ -44,7 +44,13 @@ MEET_SECONDS: Final = 10.0
 
 @dataclass(frozen=True)
 class PresenceOptions:
-    """``configured``: multiaddrs of peers to keep dialling. ``wanted``: connections that the node seeks by itself."""
+    """
+    Attributes:
+        configured: multiaddrs of peers to keep dialling.
+        heartbeat, ttl: seconds between two announcements, and how long one holds.
+        wanted: connections that the node seeks by itself.
+        dht: whether the DHT is asked for peers.
+    """
 
     configured: tuple[str, ...] = ()
     heartbeat: float = 10.0
@@ -141,9 +147,11 @@ class Presence:
         """Dials a multiaddr that ends in ``/p2p/PEERID``, and waits until the hello is over.
 
         Raises:
-            RequestError: the address names no peer. Forbidden: it is banned. PeerUnreachable, DeadlineExceeded.
+            RequestError: the address names no peer, or this node. Forbidden: it is banned. PeerUnreachable,
+                DeadlineExceeded.
         """
         target = target_of(address)
+        self._check_other(target.peer)
         if target.peer in self._table.bans():
             raise Forbidden("this peer is banned here", where=target.peer, hint="gnusnode peers unban PEER")
         self.dialer.found(target, "manual")
@@ -158,8 +166,13 @@ class Presence:
         return {"peer": peer, "rtt_ms": round(rtt, 2)}
 
     async def ban(self, name: str, reason: str = "") -> dict[str, Any]:
-        """Ends the connection to a peer and lets it have none again; also for a PeerID that was never seen."""
+        """Ends the connection to a peer and lets it have none again; also for a PeerID that was never seen.
+
+        Raises:
+            NotFound: nobody is called so. RequestError: it is this node.
+        """
         peer = target_of(f"/p2p/{name}").peer if self._is_peer_id(name) else self._table.find(name).peer
+        self._check_other(peer)
         self._table.ban(peer, reason)
         await self._banned_changed()
         return {"peer": peer, "banned": True, "reason": reason}
@@ -182,6 +195,10 @@ class Presence:
                     entry = self._table.get(peer)
                 return entry
         raise DeadlineExceeded("connected, but there was no hello", where=peer, hint="does it run gnusnode?")
+
+    def _check_other(self, peer: str) -> None:
+        if peer == self._net.peer_id:
+            raise RequestError("this is the node itself", where=peer, hint="name another node: `gnusnode peers list`")
 
     @staticmethod
     def _is_peer_id(name: str) -> bool:

@@ -17,8 +17,9 @@ from gnusnode.contracts.services import CORE_EXPERTS, ELM_EXPERTS, Empty, Expert
 from gnusnode.contracts.swarm import RevocationKind
 from gnusnode.errors import GnusError
 from gnusnode.net.context import NetContext
-from gnusnode.net.peerentry import PeerEntry, printable
+from gnusnode.net.peerentry import PeerEntry
 from gnusnode.net.rpc import CallContext, Rpc
+from gnusnode.net.text import printable
 
 PROBE_SECONDS: Final = 5.0
 LIE_SECONDS: Final = 300.0
@@ -46,7 +47,7 @@ class Prober:
 
     def is_due(self, entry: PeerEntry) -> bool:
         """Whether what the peer serves is unknown, or no longer what it was at the last probe."""
-        return entry.probed is None or entry.probed != entry.announced_experts or self._is_doubtful(entry)
+        return entry.probed is None or entry.probed != entry.claims or self._is_doubtful(entry)
 
     async def probe(self, peer: str) -> bool:
         """Whether the peer answered for all that it claims. Never raises for what a peer does."""
@@ -65,7 +66,7 @@ class Prober:
         except GnusError as error:
             self._table.probe_failed(peer, f"it does not answer for its services: {printable(error.what)}")
             return False
-        return self._judge(peer, tuple(cards))
+        return self._judge(peer, tuple(cards), entry.claims)
 
     async def _experts(self, peer: str, service: str) -> list[ExpertCard]:
         context = CallContext(str(uuid.uuid4()), time.monotonic() + PROBE_SECONDS)
@@ -73,8 +74,8 @@ class Prober:
         check_cards(found, peer, service)
         return in_force(found, self._of.members.roster, self._of.now_ms())
 
-    def _judge(self, peer: str, cards: tuple[ExpertCard, ...]) -> bool:
-        self._table.probed(peer, cards)
+    def _judge(self, peer: str, cards: tuple[ExpertCard, ...], claims: frozenset[tuple[str, bool]]) -> bool:
+        self._table.probed(peer, cards, claims=claims)
         entry = self._table.get(peer)
         record = entry.announcement if entry else None
         missing = entry.announced_experts - {card.expert_id for card in cards} if entry else frozenset[str]()

@@ -20,7 +20,7 @@ from typing import Any, Final, TypeAlias, cast
 
 from gnusnode.contracts import canonical, ids
 from gnusnode.contracts.outcome import Outcome
-from gnusnode.contracts.roster import Roster
+from gnusnode.contracts.roster import MAX_ROTATIONS, Roster
 from gnusnode.contracts.swarm import AdminDelegation, KeyRotation, MembershipCertificate, Revocation, RevocationKind
 from gnusnode.contracts.verify import Verdict, open_signed
 from gnusnode.errors import storage_error
@@ -34,8 +34,6 @@ RETENTION_MS: Final = 90 * 24 * 3600 * 1000
 """How long a certificate is kept after its end."""
 BUCKETS: Final = 256
 """Digests are compared in groups by their first byte, so that a few new records cost a few hundred bytes."""
-_MAX_CHAIN: Final = 32
-"""Handovers in a row that are followed from a certificate, as in ``Roster``."""
 _DURABLE_BATCH: Final = 64
 """Up to so many files are forced to the disk one by one. A bigger batch came from a peer, who has it still."""
 
@@ -233,7 +231,7 @@ def _unwanted_rotations(rotations: Sequence[KeyRotation], members: Collection[st
         by_old.setdefault(rotation.old_peer_id, []).append(rotation)
     wanted: set[str] = set()
     ends, seen = set(members), set(members)
-    for _ in range(_MAX_CHAIN):
+    for _ in range(MAX_ROTATIONS):
         found = [by_old[peer][:2] for peer in ends if peer in by_old]
         wanted.update(rotation.digest for moves in found for rotation in moves)
         ends = {moves[0].new_peer_id for moves in found if len(moves) == 1} - seen

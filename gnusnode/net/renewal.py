@@ -21,7 +21,7 @@ from gnusnode.net.membership import Membership
 from gnusnode.net.port import Net
 from gnusnode.net.records import SwarmRecord
 from gnusnode.net.rostersync import RosterSync
-from gnusnode.observe.health import MEMBERSHIP_ENDING
+from gnusnode.observe.health import MEMBERSHIP_ENDING, MEMBERSHIP_REVOKED
 from gnusnode.observe.observer import Observer
 
 CHECK_SECONDS: Final = 3600.0
@@ -88,6 +88,8 @@ class Upkeep:
 
     async def _look(self, net: Net) -> bool:
         """Renews what is due; False: something is still due."""
+        outcome = self._membership.standing(self._membership.peer_id).outcome
+        self._observer.health.update(MEMBERSHIP_REVOKED, outcome is Outcome.REVOKED, self._membership.peer_id)
         if self._membership.swarm is None:
             self._observer.health.clear(MEMBERSHIP_ENDING)
             return True

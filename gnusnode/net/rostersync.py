@@ -17,6 +17,7 @@ from gnusnode.contracts.outcome import Outcome
 from gnusnode.contracts.swarm import Tier
 from gnusnode.errors import GnusError, ProtocolViolation
 from gnusnode.net.membership import Membership
+from gnusnode.net.names import roster_topic
 from gnusnode.net.port import Connected, Net
 from gnusnode.net.records import SwarmRecord, read_record
 from gnusnode.net.rosterexchange import Exchanged, exchange
@@ -24,7 +25,8 @@ from gnusnode.net.rostermsg import ROSTER, pack, unpack
 
 GOSSIPED: Final = 16
 """Records in one gossip message: what a validator can check in a few milliseconds."""
-MAX_GOSSIP: Final = 128 * 1024
+MAX_NEWS: Final = 128 * 1024
+"""Bytes of one gossip message."""
 EXCHANGE_SECONDS: Final = 300.0
 """How often a peer at random is asked to compare, once the connections are old."""
 AT_ONCE: Final = 4
@@ -32,11 +34,6 @@ LONGEST_SECONDS: Final = 120.0
 """An exchange that takes longer is given up; what came by then counts, and another one goes on from there."""
 
 _log = logging.getLogger(__name__)
-
-
-def topic(short_id: str) -> str:
-    """The gossip topic of a swarm's membership records."""
-    return f"gnus/{short_id}/roster/1"
 
 
 @dataclass
@@ -113,7 +110,7 @@ class RosterSync:
                     continue
                 for batch in batches(news):
                     try:
-                        await net.publish(topic(swarm.short_id), batch)
+                        await net.publish(roster_topic(swarm.swarm_id), batch)
                     except GnusError as error:  # it travels by exchange
                         _log.debug("gossiping membership records: %s", error)
 
@@ -124,7 +121,7 @@ class RosterSync:
                 swarm = self._membership.swarm
                 async with trio.open_nursery() as listening:
                     if swarm is not None:
-                        listening.start_soon(self._hear, net, topic(swarm.short_id), nursery)
+                        listening.start_soon(self._hear, net, roster_topic(swarm.swarm_id), nursery)
                     while _id(self._membership) == (swarm and swarm.swarm_id):
                         await anext(changes)
                     listening.cancel_scope.cancel()
@@ -182,7 +179,7 @@ def _sound_records(data: bytes) -> list[SwarmRecord] | None:
 
 
 def _records(data: bytes) -> list[bytes]:
-    return unpack(data, "news", most=MAX_GOSSIP).records(most=GOSSIPED)
+    return unpack(data, "news", most=MAX_NEWS).records(most=GOSSIPED)
 
 
 def _id(membership: Membership) -> str | None:

@@ -32,11 +32,12 @@ from gnusnode.observe import trace
 Gate = Callable[[str], GnusError | None]
 """``(peer)``: why nothing of this peer is answered now; None: it may call."""
 
-Accepts = Callable[[str, Method, CallContext], GnusError | None]
-"""``(peer, method, context)``: why this peer may not call this method; None: it may."""
+Accepts = Callable[[str, Method], GnusError | None]
+"""``(peer, method)``: why this peer may not call this method; None: it may."""
 
 MAX_STREAMS: Final = 4
-"""Streams of one peer that are served: one, and those whose loss is not known here yet."""
+"""Streams of one peer that are served: one, and those whose loss is not known here yet. Of one that may not call, one:
+each holds a message that is not whole."""
 
 MAX_UNFINISHED: Final = 32 * 1024 * 1024
 """Bytes of requests of one peer that have arrived in part."""
@@ -89,7 +90,7 @@ class Serving:
         link = Link(stream, self.options)
         served = Served(self, self._local, link, peer)
         peer.links.append(link)
-        if len(peer.links) > MAX_STREAMS:
+        if len(peer.links) > (MAX_STREAMS if self.gate(stream.peer) is None else 1):
             peer.links[0].fail(PeerUnreachable("the peer opened further streams instead", where=stream.peer))
         try:
             await link.run(served)
@@ -132,7 +133,7 @@ class Serving:
                 where=self._local.peer_id,
                 hint=f"update the node {older}: it is the older one",
             )
-        refusal = self._accepts(context.caller, method, context)
+        refusal = self._accepts(context.caller, method)
         if refusal is not None:
             raise refusal
         if not self._local.offers(method.service):

@@ -5,14 +5,16 @@ The API puts it behind ``/gnus/v1/swarm``; the command line uses it on the files
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Annotated, Any, Final
 
 import trio
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 
 from gnusnode.contracts.base import describe
-from gnusnode.contracts.ids import Name, PeerId, public_key
+from gnusnode.contracts.ids import Name, public_key
 from gnusnode.contracts.invite import MAX_TOKEN, SwarmName
 from gnusnode.contracts.outcome import Outcome
 from gnusnode.contracts.roster import Grant
@@ -25,9 +27,12 @@ from gnusnode.net.membership import Membership, no_swarm
 
 JOIN_SECONDS: Final = 15.0
 """How long a running node is given to redeem a token before the answer says that it goes on trying."""
+_SHORTEST_NAME: Final = 4
 
 Hours = Annotated[float, Field(gt=0, le=24 * 365)]
 Days = Annotated[float, Field(gt=0, le=3650)]
+PeerName = Annotated[str, StringConstraints(min_length=1, max_length=128)]
+"""A PeerID, or the end of a member's."""
 RoleSet = Annotated[frozenset[Role], Field(min_length=1)]
 
 
@@ -65,7 +70,7 @@ class JoinSwarm(_Body):
 class SetRoles(_Body):
     """What a member is to hold, in place of what it holds."""
 
-    peer: PeerId
+    peer: PeerName
     roles: RoleSet
     tier: Tier | None = None
 
@@ -80,7 +85,7 @@ class Revoke(_Body):
 class MakeAdmin(_Body):
     """Who is to decide with the founder, and over what."""
 
-    peer: PeerId
+    peer: PeerName
     roles: RoleSet = frozenset(Role)
     tier: Tier = Tier.B
 
@@ -91,7 +96,7 @@ class SwarmDesk:
     Args:
         addresses: where others can dial this node, each ending in ``/p2p/<peer>``.
         operator: who runs this node, where a request does not say.
-        fits: whether the running network fits a network key, so that no restart is needed; always where none runs.
+        fits: whether the network that runs is that of the present swarm, so that no restart is needed.
     """
 
     def __init__(
@@ -101,7 +106,7 @@ class SwarmDesk:
         *,
         addresses: Callable[[], Sequence[str]],
         operator: str,
-        fits: Callable[[bytes | None], bool],
+        fits: Callable[[], bool],
     ) -> None:
         self._membership = membership
         self._invites = invites
@@ -174,10 +179,9 @@ class SwarmDesk:
     # --- coming and going ---------------------------------------------------------------------------------------------
 
     async def swarm_init(self, asked: FoundSwarm) -> dict[str, Any]:
-        swarm = await self._membership.init(
-            asked.name, operator=asked.operator or self._operator, open_to_all=asked.open
-        )
-        return self.swarm_status() | {"restart": not self._fits(swarm.network_key)}
+        operator = asked.operator or self._operator
+        await self._membership.init(asked.name, operator=operator, open_to_all=asked.open)
+        return self.swarm_status() | {"restart": not self._fits()}
 
     async def swarm_join(self, asked: JoinSwarm) -> dict[str, Any]:
         """Takes on the swarm of a token. A running node redeems it now where its network fits, else once restarted."""
@@ -185,7 +189,7 @@ class SwarmDesk:
         state = state_of(invite, asked.token, asked.operator or self._operator)
         async with self._membership.changes() as changes:
             await self._membership.begin_join(state)
-            restart = not self._fits(state.network_key)
+            restart = not self._fits()
             with trio.move_on_after(0 if restart else JOIN_SECONDS):
                 while self._membership.swarm is not None and self._membership.swarm.pending is not None:
                     await anext(changes)
@@ -194,7 +198,7 @@ class SwarmDesk:
     async def swarm_leave(self) -> dict[str, Any]:
         name = None if self._membership.swarm is None else self._membership.swarm.name
         kept = await self._membership.leave()
-        return {"left": name, "root_key": kept and str(kept), "restart": not self._fits(None)}
+        return {"left": name, "root_key": kept and str(kept), "restart": not self._fits()}
 
     # --- deciding -----------------------------------------------------------------------------------------------------
 
@@ -224,15 +228,16 @@ class SwarmDesk:
         return _plain(await self._invites.withdraw(invite_id), self._membership.now_ms())
 
     async def swarm_roles(self, asked: SetRoles) -> dict[str, Any]:
-        await self._membership.set_roles(asked.peer, asked.roles, tier=asked.tier)
-        return self._member(asked.peer)
+        peer = self._peer(asked.peer)
+        await self._membership.set_roles(peer, asked.roles, tier=asked.tier)
+        return self._member(peer)
 
     async def swarm_revoke(self, asked: Revoke) -> dict[str, Any]:
         kind, target = self._target(asked.target)
         return _taken(await self._membership.revoke(kind, target, reason=asked.reason))
 
     async def swarm_admin(self, asked: MakeAdmin) -> dict[str, Any]:
-        made = await self._membership.delegate(asked.peer, asked.roles, asked.tier)
+        made = await self._membership.delegate(self._peer(asked.peer), asked.roles, asked.tier)
         return {
             "peer_id": made.peer_id,
             "roles": sorted(made.roles),
@@ -241,7 +246,7 @@ class SwarmDesk:
         }
 
     async def swarm_unadmin(self, peer: str) -> dict[str, Any]:
-        return _taken(await self._membership.revoke(RevocationKind.DELEGATION, _peer(peer)))
+        return _taken(await self._membership.revoke(RevocationKind.DELEGATION, self._peer(peer)))
 
     def swarm_admins(self) -> list[dict[str, Any]]:
         """Who may decide, besides the holder of the root key."""
@@ -267,6 +272,22 @@ class SwarmDesk:
     def _member(self, peer: str) -> dict[str, Any]:
         return next((row for row in self.swarm_members() if row["peer_id"] == peer), {"peer_id": peer})
 
+    def _peer(self, text: str) -> str:
+        """The PeerID that ``text`` is, or the only one among those who were ever granted anything that ends with it.
+
+        Raises:
+            RequestError: it is none, or the end of several.
+        """
+        with suppress(ValueError):
+            public_key(text)
+            return text
+        known = [row["peer_id"] for row in self.swarm_members()]
+        found = [peer for peer in known if peer.endswith(text)] if len(text) >= _SHORTEST_NAME else []
+        if len(found) != 1:
+            what = f"{len(found)} members have a PeerID that ends with {text!r}" if found else f"{text!r} is no PeerID"
+            raise RequestError(what, hint="see them with: gnusnode swarm members")
+        return found[0]
+
     def _target(self, text: str) -> tuple[RevocationKind, str]:
         """What a person means by a PeerID, a serial, or the beginning of a certificate's digest.
 
@@ -274,7 +295,7 @@ class SwarmDesk:
             NotFound: nothing here is called so. RequestError: several certificates are.
         """
         if not text.isdecimal() and not text.startswith("sha256:"):
-            return RevocationKind.PEER, _peer(text)
+            return RevocationKind.PEER, self._peer(text)
         every = [grant for held in self._membership.roster.grants.values() for grant in held]
         if text.isdecimal():
             found = [grant for grant in every if grant.serial == int(text)]
@@ -288,6 +309,14 @@ class SwarmDesk:
         return RevocationKind.CERTIFICATE, found[0].digest
 
 
+def own_operator(name: str, peer_id: str) -> str:
+    """Who is said to run a node of which nobody says it: a name that no other node has.
+
+    Two nodes of one operator share private requests, so that hosts that happen to be called alike must not be one.
+    """
+    return f"{name or platform.node() or 'node'}-{peer_id[-6:]}"
+
+
 def checked(model: type[Any], **fields: Any) -> Any:
     """A request of the command line.
 
@@ -298,14 +327,6 @@ def checked(model: type[Any], **fields: Any) -> Any:
         return model.model_validate({name: value for name, value in fields.items() if value is not None})
     except ValidationError as error:
         raise RequestError(describe(error), hint="see the command's --help") from error
-
-
-def _peer(text: str) -> str:
-    try:
-        public_key(text)
-    except ValueError as error:
-        raise RequestError(f"{text!r} is no PeerID", hint="see them with: gnusnode swarm members") from error
-    return text
 
 
 def _state(outcome: Outcome) -> str:

@@ -21,8 +21,8 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, Validation
 
 from gnusnode.config.files import replace_file
 from gnusnode.contracts.ids import Name, PeerId
-from gnusnode.contracts.invite import MAX_ADDRESSES, MAX_TOKEN, Key32, SwarmName
-from gnusnode.contracts.swarm import Multiaddr, swarm_id
+from gnusnode.contracts.invite import MAX_BOOTSTRAP, MAX_TOKEN, Key32, SwarmName
+from gnusnode.contracts.swarm import Multiaddr, short_id, swarm_id
 from gnusnode.errors import Conflict, DataError, storage_error
 from gnusnode.identity import NodeIdentity, sync_directory, write_new
 from gnusnode.net.records import RecordFiles, SwarmRecord
@@ -53,8 +53,7 @@ class SwarmState:
 
     @property
     def short_id(self) -> str:
-        """What topics are named by: 16 hex digits."""
-        return self.swarm_id.removeprefix("sha256:")[:16]
+        return short_id(self.swarm_id)
 
     def joined(self) -> Self:
         return replace(self, pending=None)
@@ -68,7 +67,7 @@ class _StateFile(BaseModel):
     root: PeerId
     open_to_all: bool
     network_key: Key32 | None
-    bootstrap: Annotated[tuple[Multiaddr, ...], Field(max_length=MAX_ADDRESSES)]
+    bootstrap: Annotated[tuple[Multiaddr, ...], Field(max_length=MAX_BOOTSTRAP)]
     pending: Annotated[str, StringConstraints(max_length=MAX_TOKEN)] | None
     operator: Name
 

@@ -16,6 +16,9 @@ from gnusnode.net.probe import Prober
 
 ANSWER_SECONDS: Final = 3.0
 """How long the side that was dialled waits for the hello of the other before it speaks itself."""
+CROSSED_SECONDS: Final = 0.3
+"""The same for a peer that was dialled from here too: where both dial at once, each may see the other's connection, and
+both would wait."""
 REFUSED_SECONDS: Final = 30.0
 """How long a connection to a refused peer is kept: time to join the swarm over it."""
 HELLOS: Final = 5
@@ -53,7 +56,9 @@ class Tender:
         care = _Care(trio.current_time(), dialled, self._rng.random())
         try:
             if not dialled:
-                with trio.move_on_after(ANSWER_SECONDS):
+                entry = self._table.get(peer)
+                crossed = entry is not None and entry.dials > 0
+                with trio.move_on_after(CROSSED_SECONDS if crossed else ANSWER_SECONDS):
                     await self._until_heard(peer, care)
             while True:
                 wake = self._wakes[peer] = care.wake = trio.Event()
@@ -104,6 +109,8 @@ class Tender:
 
     async def _keep(self, entry: PeerEntry, care: _Care, now: float) -> float | None:
         """An authenticated peer: probed where that is due, greeted again when its heartbeats stay away."""
+        if _took_on_others(entry) and entry.announced_at > care.heard_at and now >= care.hello_at:
+            return await self._greet(entry.peer, care, now)  # before a probe misses what only a new hello offers
         if not entry.exclusion and now >= care.probe_at and self._prober.is_due(entry):
             if await self._prober.probe(entry.peer):
                 care.probes = 0
@@ -139,6 +146,12 @@ class Tender:
     def _backoff(self, failures: int) -> float:
         """Seconds; one after a success, so that announcements cannot make us probe without end."""
         return min(_LONGEST, 2.0**failures) * (0.5 + 0.5 * self._rng.random())
+
+
+def _took_on_others(entry: PeerEntry) -> bool:
+    """Whether the peer announces other roles than it said in its hello, which also named its services."""
+    said, announced = entry.hello, entry.announcement
+    return said is not None and announced is not None and frozenset(announced.roles) != said.roles
 
 
 @dataclass

@@ -26,7 +26,7 @@ class Warnable:
 NO_MODEL: Final = Warnable(
     "no-model",
     "warning",
-    "No model is loaded, so requests are refused.",
+    "No model is loaded on this node, so only other members of its swarm can answer.",
     "Run `gnusnode models list`, then `models add`.",
 )
 ENGINE_QUARANTINED: Final = Warnable(
@@ -74,8 +74,8 @@ AUDIT_BROKEN: Final = Warnable(
 NET_UNUSED: Final = Warnable(
     "net-unused",
     "info",
-    "Addresses for a swarm are set, but this release stands alone: it neither listens for peers nor dials any.",
-    "Nothing needs to be done; the settings are kept for the release that joins swarms.",
+    "This node is set up for a network, but belongs to no swarm: it neither listens for peers nor looks for any.",
+    "Found a swarm with `gnusnode swarm init NAME`, or join one with `gnusnode swarm join TOKEN`, and start again.",
 )
 SWARM_RECORDS_DAMAGED: Final = Warnable(
     "swarm-records-damaged",
@@ -100,6 +100,12 @@ MEMBERSHIP_ENDING: Final = Warnable(
     "warning",
     "This node's membership ends soon, and no admin has renewed it.",
     "Connect to an admin of the swarm, or ask for a new invite.",
+)
+MEMBERSHIP_REVOKED: Final = Warnable(
+    "membership-revoked",
+    "critical",
+    "This node's membership was revoked: other members refuse it, and its roles are withheld.",
+    "Ask the swarm's operator. If it was a mistake, join with a new token and a new key, which is a new `--home`.",
 )
 JOIN_PENDING: Final = Warnable(
     "join-pending",
@@ -144,6 +150,7 @@ WARNABLES: Final = (
     SWARM_RECORDS_FULL,
     INVITE_REUSED,
     MEMBERSHIP_ENDING,
+    MEMBERSHIP_REVOKED,
     JOIN_PENDING,
 )
 

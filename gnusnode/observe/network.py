@@ -17,6 +17,7 @@ class NetworkCounts:
         refused: incoming connections that were turned away, by why.
         faults: what went wrong, by kind.
         traffic: bytes by direction, ``in`` and ``out``.
+        artifacts: those of them that were model files.
         calls: by direction.
     """
 
@@ -24,6 +25,7 @@ class NetworkCounts:
     refused: Mapping[str, int] = field(default_factory=dict[str, int])
     faults: Mapping[str, int] = field(default_factory=dict[str, int])
     traffic: Mapping[str, int] = field(default_factory=dict[str, int])
+    artifacts: Mapping[str, int] = field(default_factory=dict[str, int])
     calls: Mapping[str, int] = field(default_factory=dict[str, int])
 
 
@@ -55,6 +57,12 @@ class NetworkMetrics(Collector):
         yield _by(
             CounterMetricFamily("gnusnode_network_bytes", "Bytes to and from peers.", labels=["direction"]),
             counts.traffic,
+        )
+        yield _by(
+            CounterMetricFamily(
+                "gnusnode_artifact_bytes", "Bytes of model files to and from peers.", labels=["direction"]
+            ),
+            counts.artifacts,
         )
         running = GaugeMetricFamily("gnusnode_rpc_calls", "Calls to and from peers that run.", labels=["direction"])
         for direction, value in counts.calls.items():

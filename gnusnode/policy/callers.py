@@ -33,6 +33,13 @@ CALLERS: Final[dict[tuple[str, str], frozenset[Role]]] = {
 """Roles of which a caller needs one, by service and method. ``ingress`` is missing: users are a node's own."""
 
 
+def refusal_of_files(peer: str, standing: Standing) -> GnusError | None:
+    """Why ``peer``, which stands so, may not fetch model files from here; None: it may."""
+    if standing.outcome is Outcome.OK and standing.tier is not Tier.D:
+        return None
+    return Forbidden("model files are for members with a certificate", where=peer, hint="ask an admin for an invite")
+
+
 def refusal_of(peer: str, standing: Standing, service: str, method: str) -> GnusError | None:
     """Why ``peer``, which stands so, may not call ``service.method`` from elsewhere; None: it may."""
     name = f"{service}.{method}"

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import time
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -18,6 +17,7 @@ from typing import Any, Final, TypeVar
 import trio
 from pydantic import ValidationError
 
+from gnusnode.clock import unix_ms
 from gnusnode.contracts import ids
 from gnusnode.contracts.base import MalformedRecord, Record, describe
 from gnusnode.contracts.dsse import Signer
@@ -34,10 +34,6 @@ PAGE: Final = 500
 """Events that are read and verified at a time: about 0.1 s in a thread."""
 _HEAD: Final = b"head"
 R = TypeVar("R", bound=Record)
-
-
-def _now_ms() -> int:
-    return time.time_ns() // 1_000_000
 
 
 @dataclass(frozen=True)
@@ -187,7 +183,7 @@ class AuditLog:
 
 
 async def open_audit(
-    store: Store, signer: Signer, *, rotations: Iterable[KeyRotation] = (), now_ms: Callable[[], int] = _now_ms
+    store: Store, signer: Signer, *, rotations: Iterable[KeyRotation] = (), now_ms: Callable[[], int] = unix_ms
 ) -> AuditLog:
     """The audit log of ``store``, continued by ``signer``. Checks the last link and the head.
 

@@ -29,12 +29,15 @@ from roles.ports import RoleContext
 from roles.router.choose import Candidate
 
 DRAFT: Final = {"core": CORE_DRAFT, "elm": ELM_DRAFT}
-"""The services that a router knows how to drive; a plan promises no stage beyond them."""
+"""The services that a router knows how to drive, each by the method that drafts."""
 
 _UNCLAIMED_RETRY: Final = 5.0
 """Seconds for which an expert that did not take a job in time is taken for busy."""
 _SURPLUS_TOKENS: Final = 16
 """An end-of-turn token, a last flush of text; more than that is an expert that does not stop."""
+
+_TOKEN_CHARACTERS: Final = 512
+"""More than the longest token of any vocabulary has."""
 
 
 @dataclass(frozen=True)
@@ -74,6 +77,7 @@ class Attempt:
     scope: trio.CancelScope = field(default_factory=trio.CancelScope)
     resumes: frozenset[int] = field(init=False)
     _tokens: dict[int, int] = field(init=False)
+    _letters: dict[int, int] = field(default_factory=dict[int, int])
     _texts: dict[int, list[str]] = field(default_factory=dict[int, list[str]])
 
     def __post_init__(self) -> None:
@@ -100,7 +104,7 @@ class Attempt:
 
         Raises:
             Overloaded: it did not take the job in time.
-        PeerUnreachable: it was silent for too long, or is gone.
+            PeerUnreachable: it was silent for too long, or is gone.
             RecordRefused: what it says does not hold up.
             GnusError: what the expert ended with.
         """
@@ -149,8 +153,10 @@ class Attempt:
         if index not in self._tokens or any(done.index == index for done in self.done):
             raise RecordRefused(f"choice {index} came unasked or twice", where=card.expert_id)
         if isinstance(item, ChoiceDelta):
-            self._tokens[index] += len(item.delta.tokens)
-            if self._tokens[index] > self.draft.generation.max_tokens + _SURPLUS_TOKENS:
+            most = self.draft.generation.max_tokens + _SURPLUS_TOKENS
+            self._tokens[index] += len(item.delta.tokens) or not item.delta.text  # what says nothing counts too
+            self._letters[index] = self._letters.get(index, 0) + len(item.delta.text)
+            if self._tokens[index] > most or self._letters[index] > most * _TOKEN_CHARACTERS:
                 raise RecordRefused(f"choice {index} is longer than was asked for", where=card.expert_id)
             self._texts.setdefault(index, []).append(item.delta.text)
             return

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from typing import Final
@@ -66,9 +66,7 @@ class Inquiry:
         intent: the classification of the request.
         privacy: of the plan to be made, which may be stricter than the policy's.
         warm: key of the expert that last read this conversation.
-        prefixes: digests of the conversation's beginnings.
         experience: what this router has seen of experts.
-        now: ``time.monotonic()``.
         patience: seconds that the request leaves for waiting.
         explore: part of the suitable requests that go to a newcomer first.
     """
@@ -76,9 +74,7 @@ class Inquiry:
     intent: Intent
     privacy: PrivacyMode
     warm: Key | None = None
-    prefixes: Sequence[bytes] = ()
     experience: Experience = field(default_factory=Experience)
-    now: float = 0.0
     patience: float = math.inf
     explore: float = 0.0
 
@@ -100,7 +96,8 @@ def choose_experts(
     """
     usable = _able(list(cards), request, inquiry, swarm)
     candidates = [_candidate(card, request, inquiry, swarm) for card in usable]
-    free = [candidate for candidate in candidates if candidate.estimate.wait < inquiry.patience]
+    # This node's own engines are not judged from here: their queues know who waits, and refuse by themselves.
+    free = [c for c in candidates if c.card.peer == swarm.node or c.estimate.wait < inquiry.patience]
     if not free:
         raise _all_busy(candidates, inquiry.patience)
     order = _by_speed if request.model == FAST else _by_fit
@@ -132,7 +129,7 @@ def _able(cards: list[ExpertCard], request: TaskRequest, inquiry: Inquiry, swarm
             where=where,
             hint="lower attestation_requirements.min_reputation, or wait until nodes have proved themselves",
         )
-    return _working(_welcome(reputed, inquiry.now, swarm), where)
+    return _working(reputed, where)
 
 
 def _named(cards: list[ExpertCard], model: str, swarm: Swarm) -> list[ExpertCard]:
@@ -157,8 +154,8 @@ def _named(cards: list[ExpertCard], model: str, swarm: Swarm) -> list[ExpertCard
     found = [card for card in cards if model in _names(card)]
     if found:
         return found
-    names = sorted({name for card in cards for name in (card.expert_id, card.engine.model)} | set(ROUTED))
-    near = get_close_matches(model, names, 3) or names[:5]
+    offered = sorted({name for card in cards for name in (card.expert_id, card.engine.model)})
+    near = get_close_matches(model, (*offered, *ROUTED), 3) or [*offered[:5], ROUTED[0]]
     raise ModelNotFound(
         f"no expert serves the model {model!r}",
         param="model",
@@ -184,19 +181,6 @@ def _allowed(cards: list[ExpertCard], model: str, policy: PolicyEnvelope) -> lis
             param="model",
         )
     return allowed
-
-
-def _welcome(cards: list[ExpertCard], now: float, swarm: Swarm) -> list[ExpertCard]:
-    welcome = [card for card in cards if swarm.facts(card.peer).excluded_until <= now]
-    if not welcome:
-        soonest = min((swarm.facts(card.peer) for card in cards), key=lambda facts: facts.excluded_until)
-        raise NoExpert(
-            f"every node that serves it is excluded for now: {soonest.why_excluded or 'it failed'}",
-            where=cards[0].peer,
-            hint="see `gnusnode peers list`",
-            retry_after=min(soonest.excluded_until - now, _LONGEST_RETRY),
-        )
-    return welcome
 
 
 def _working(cards: list[ExpertCard], where: str) -> list[ExpertCard]:
@@ -240,7 +224,7 @@ def _by_speed(candidate: Candidate) -> _Order:
 
 def _candidate(card: ExpertCard, request: TaskRequest, inquiry: Inquiry, swarm: Swarm) -> Candidate:
     key, facts = (card.peer, card.expert_id), swarm.facts(card.peer)
-    is_warm = inquiry.warm == key or any(digest in facts.prefixes for digest in inquiry.prefixes)
+    is_warm = inquiry.warm == key
     fits = card.service == "elm" and inquiry.intent.domain != GENERAL and inquiry.intent.domain in card.domains
     expected = estimate(
         card.engine,

@@ -12,16 +12,13 @@ from gnusnode.contracts.swarm import Tier
 
 @dataclass(frozen=True)
 class PeerFacts:
-    """What is known of another node.
+    """What is known of another node that may be asked now: the peer table leaves out those that are excluded.
 
     Attributes:
         tier: how far its certificate makes it trusted; ``D`` without one.
         reputation: 0 to 1; 0.5 where nothing is known.
         rtt_seconds: measured round trip.
         failures: how often in a row it failed lately, as the peer table counts.
-        excluded_until: ``time.monotonic()`` before which it is asked nothing.
-        why_excluded: for people.
-        prefixes: digests of the prompt prefixes that it holds, as ``prefixes.digests`` makes them.
         age_seconds: how old what it said of its slots, queue and rates is.
     """
 
@@ -29,9 +26,6 @@ class PeerFacts:
     reputation: float = 0.5
     rtt_seconds: float = 0.0
     failures: int = 0
-    excluded_until: float = 0.0
-    why_excluded: str = ""
-    prefixes: frozenset[bytes] = frozenset()
     age_seconds: float = 0.0
 
 

@@ -36,6 +36,7 @@ from gnusnode.errors import (
     Poisoned,
     ProtocolViolation,
     RecordRefused,
+    RequestError,
     Unavailable,
     UnsupportedProtocol,
 )
@@ -150,6 +151,8 @@ class Course:
             except GnusError as error:
                 if self._answer.complete:
                     return
+                if attempt.resumes and isinstance(error, RequestError):
+                    error = RecordRefused(f"what was streamed before is nothing to go on from: {error.what}")
                 self._failures.append((attempt, error))
                 if isinstance(error, PeerUnreachable) and card.peer != desk.node.peer_id:
                     self._lost.add(card.peer)

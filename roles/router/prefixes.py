@@ -1,4 +1,7 @@
-"""Which expert holds the beginning of a conversation in its cache: a bounded memory of salted prefix hashes."""
+"""Which expert holds the beginning of a conversation in its cache: a bounded memory of salted prefix hashes.
+
+It stays in this process. Announced, such hashes would let every member test guesses of what others ask.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ class PrefixMemory:
 
     def find(self, tenant: str, messages: Sequence[Message]) -> tuple[str, str] | None:
         """Key of the expert that holds the longest known prefix of ``messages``."""
-        for digest in reversed(digests(tenant, messages)):
+        for digest in reversed(_digests(tenant, messages)):
             holder = self._held.get(digest)
             if holder is not None:
                 self._held.move_to_end(digest)
@@ -33,7 +36,7 @@ class PrefixMemory:
 
     def remember(self, tenant: str, messages: Sequence[Message], holder: tuple[str, str]) -> None:
         """``holder`` has just read ``messages``."""
-        for digest in digests(tenant, messages):
+        for digest in _digests(tenant, messages):
             self._held[digest] = holder
             self._held.move_to_end(digest)
         while len(self._held) > self._capacity:
@@ -43,7 +46,7 @@ class PrefixMemory:
         return len(self._held)
 
 
-def digests(tenant: str, messages: Sequence[Message]) -> list[bytes]:
+def _digests(tenant: str, messages: Sequence[Message]) -> list[bytes]:
     """One digest for each prefix of ``messages``, each hashed over the one before."""
     chain: list[bytes] = []
     state = hashlib.blake2b(tenant.encode("utf-8", "surrogatepass"), digest_size=16).digest()

@@ -26,12 +26,12 @@ from roles.router.facts import Swarm
 from roles.router.failover import Course
 from roles.router.health import Health
 from roles.router.plan import Issue, choose_graph, make_plan
-from roles.router.prefixes import PrefixMemory, digests
+from roles.router.prefixes import PrefixMemory
 
 _ASK_MODEL_SECONDS: Final = 2.0
 """How long the router waits for a model's opinion on the domain; without it the words decide."""
 _DRIVEN: Final = frozenset(DRAFT)
-"""Services that this router knows how to drive; a plan promises no stage beyond them."""
+"""A plan promises no stage beyond these services."""
 _RECENT: Final = 0.1
 """Weight of the newest request in the mean of how long they take."""
 _LONGEST_RETRY: Final = 60.0
@@ -95,11 +95,6 @@ class Router:
         """Requests being routed now."""
         return self._running.total()
 
-    @property
-    def rerouted(self) -> int:
-        """Answers that another expert was asked for before the first word, since start."""
-        return self.tally.rerouted
-
     async def _run(self, request: TaskRequest, context: CallContext, send: Send) -> None:
         with self._admitted(context.caller):
             await self._route(request, context.within(request.policy.max_wall_ms / 1000), send)
@@ -159,14 +154,11 @@ class Router:
         tenant, messages = request.policy.tenant, request.generation.prompt.messages or ()
         swarm = self._swarm()
         view = replace(swarm, services=swarm.services & _DRIVEN)
-        announced = any(facts.prefixes for facts in view.peers.values())
         inquiry = Inquiry(
             intent,
             privacy,
             warm=self._prefixes.find(tenant, messages),
-            prefixes=digests(tenant, messages) if announced else (),
             experience=self._health.now(),
-            now=time.monotonic(),
             patience=context.remaining(),
             explore=self._options.explore,
         )

@@ -30,36 +30,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import record
 import trio
 
-from gnusnode.contracts.roster import Roster
-from gnusnode.contracts.swarm import MembershipCertificate, Role, Tier, swarm_id
-from gnusnode.identity import NodeIdentity
 from gnusnode.inference.artifacts.models import ModelStore
 from gnusnode.net.blobs import Fetching, FetchLimits, Puller, TokenBucket, serve_blobs
+from tests.fakes import blobworld
+from tests.fakes.blobworld import ME
 from tests.fakes.ggufs import tiny_gguf
 
-ME, *HOLDERS = (NodeIdentity(bytes([n]) * 32) for n in (1, 2, 3))
+HOLDERS = blobworld.HOLDERS[:2]
 LISTEN = ("/ip4/127.0.0.1/tcp/0",)
-
-
-def roster() -> Roster:
-    swarm = swarm_id(ME.peer_id)
-    return Roster.build(
-        ME.peer_id,
-        certificates=[
-            MembershipCertificate.signed(
-                ME,
-                swarm_id=swarm,
-                peer_id=member.peer_id,
-                operator="bench",
-                roles=(Role.CORE,),
-                tier=Tier.C,
-                not_before=0,
-                not_after=2**53 - 1,
-                serial=1,
-            )
-            for member in HOLDERS
-        ],
-    )
 
 
 def make_file(path: Path, megabytes: int) -> str:
@@ -98,7 +76,8 @@ async def fetch(folder: Path, sha256: str, addresses: list[list[str]], victim: i
     async with open_net(ME.seed, NetOptions(listen=LISTEN)) as net:
         for peer, known in zip(peers, addresses, strict=True):
             await net.connect(peer, known)
-        fetching = Fetching(net, roster, lambda peer, reason: None, FetchLimits(reserve=0), TokenBucket(0))
+        roster = blobworld.roster(*HOLDERS)
+        fetching = Fetching(net, lambda: roster, lambda peer, reason: None, FetchLimits(reserve=0), TokenBucket(0))
         puller = Puller(store, fetching, holders=lambda sha256: peers)
         before, started, cpu = _status_kb("VmRSS"), time.monotonic(), time.process_time()
         _forget_peak()

@@ -176,7 +176,7 @@ async def swarm_rpc(net: Net, callee: str | None) -> AsyncGenerator[tuple[SwarmR
         local,
         gate=lambda peer: None,
         serving=lambda service: [callee] if callee else [],
-        accepts=lambda peer, method, context: None,
+        accepts=lambda peer, method: None,
         methods=METHODS,
     )
     async with trio.open_nursery() as nursery:

@@ -74,9 +74,7 @@ class BelongingNode:
         return (f"/ip4/192.0.2.1/tcp/8478/p2p/{self.peer}",) if self.net is None else self.net.addresses()
 
     def desk(self, *, fits: bool = True) -> SwarmDesk:
-        return SwarmDesk(
-            self.membership, self.invites, addresses=self.addresses, operator="someone", fits=lambda _: fits
-        )
+        return SwarmDesk(self.membership, self.invites, addresses=self.addresses, operator="someone", fits=lambda: fits)
 
     def outcome_of(self, other: BelongingNode) -> Outcome:
         return self.membership.standing(other.peer).outcome

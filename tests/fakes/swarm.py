@@ -13,7 +13,6 @@ from gnusnode.errors import GnusError
 from gnusnode.net.link import RpcOptions
 from gnusnode.net.local import LocalRpc
 from gnusnode.net.memory import MemoryNet, MemoryNetwork
-from gnusnode.net.rpc import CallContext
 from gnusnode.net.swarmrpc import SwarmRpc
 
 
@@ -31,8 +30,8 @@ class Member:
     forbidden: dict[str, GnusError] = field(default_factory=dict[str, GnusError])
     """Methods, as ``service.name``, that nobody may call, and how that is said."""
 
-    def accepts(self, peer: str, method: Method, context: CallContext) -> GnusError | None:
-        assert context.caller == peer
+    def accepts(self, peer: str, method: Method) -> GnusError | None:
+        del peer
         return self.forbidden.get(f"{method.service}.{method.name}")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,9 @@ import trio
 from trio.testing import MockClock
 
 from gnusnode.contracts import canonical
-from gnusnode.errors import ModelInvalid, PeerUnreachable, Unavailable
+from gnusnode.contracts.artifacts import ChunkManifest
+from gnusnode.errors import DiskFull, ModelInvalid, PeerUnreachable, Unavailable
+from gnusnode.identity import NodeIdentity
 from gnusnode.net.blobs import wire
 from gnusnode.net.port import MessageStream
 from tests.fakes.blobworld import (
@@ -247,6 +250,89 @@ async def test_a_source_that_says_nothing_is_left(tmp_path: Path, patient_clock:
         await w.impostor(A, lying(A, DATA, silent))
         with pytest.raises(Unavailable, match="sent less than"):
             await w.puller.pull(SHA256)
+
+
+# --- two stories about one file ---------------------------------------------------------------------------------------
+
+
+def boasting(identity: NodeIdentity, size: int) -> Answer:
+    """Vouches for chunks of a file that has the right hash and an absurd size."""
+    record = ChunkManifest.signed(
+        identity,
+        artifact_hash=SHA256,
+        size=size,
+        chunk_bytes=CHUNK,
+        chunks=("sha256:" + "0" * 64,) * -(-size // CHUNK),
+        issued_at_ms=1,
+    ).to_bytes()
+
+    async def answer(stream: MessageStream, request: wire.Request) -> None:
+        if isinstance(request, wire.Have):
+            await stream.send(wire.encode(wire.Held(sha256=SHA256, size=size, name="theirs")))
+        elif isinstance(request, wire.WantManifest):
+            await stream.send(wire.encode(wire.Manifest(record=record)))
+
+    return answer
+
+
+async def test_who_says_that_the_file_is_too_large_does_not_keep_it_from_being_fetched_elsewhere(
+    tmp_path: Path,
+) -> None:
+    async with world(tmp_path, limits=replace(QUICK, max_bytes=2 * len(DATA))) as w:
+        await w.impostor(A, boasting(A, 4 * len(DATA)))
+        await w.holder(B)
+        await pulled_in_spite(w)
+
+
+async def test_who_says_that_the_file_fills_the_disk_does_not_keep_it_from_being_fetched_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def require_space(_: Path, size: int, __: int) -> None:
+        if size > 2 * len(DATA):
+            raise DiskFull("the disk is small")
+
+    monkeypatch.setattr("gnusnode.net.blobs.transfer.filework.require_space", require_space)
+    async with world(tmp_path) as w:
+        await w.impostor(A, boasting(A, 4 * len(DATA)))
+        await w.holder(B)
+        await pulled_in_spite(w)
+
+
+async def test_a_slow_liar_with_a_story_of_its_own_does_not_keep_the_others_waiting_for_ever(
+    tmp_path: Path, patient_clock: MockClock
+) -> None:
+    async def trickle(stream: MessageStream, request: wire.Request) -> None:
+        assert isinstance(request, wire.Get)
+        await trio.lowlevel.checkpoint()
+        piece = FAKE[request.first * CHUNK : (request.first + 1) * CHUNK]
+        for at in range(0, len(piece), 1024):
+            await trio.sleep(3)
+            await stream.send(wire.encode(wire.Bytes(data=piece[at : at + 1024])))
+        await stream.send(wire.encode(wire.End()))
+
+    async with world(tmp_path) as w:
+        await w.impostor(A, lying(A, FAKE, trickle))
+        await w.holder(B)
+        started = trio.current_time()
+        await pulled_in_spite(w)
+        assert trio.current_time() - started < 120, "twelve chunks of 64 parts of three seconds are 2304 s"
+
+
+async def test_a_slow_holder_is_not_left_when_nobody_else_tells_the_truth(
+    tmp_path: Path, patient_clock: MockClock
+) -> None:
+    async def trickle(stream: MessageStream, request: wire.Request) -> None:
+        await trio.lowlevel.checkpoint()
+        for at in range(0, len(right(request)), 8192):
+            await trio.sleep(2)
+            await stream.send(wire.encode(wire.Bytes(data=right(request)[at : at + 8192])))
+        await stream.send(wire.encode(wire.End()))
+
+    async with world(tmp_path) as w:
+        await w.impostor(A, lying(A, DATA, trickle))
+        await w.impostor(B, lying(B, FAKE, gives(FAKE)))
+        await pulled_in_spite(w)
+        assert set(w.blamed) == {B.peer_id}
 
 
 # --- against a holder -------------------------------------------------------------------------------------------------

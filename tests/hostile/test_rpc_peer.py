@@ -13,7 +13,7 @@ from pydantic import TypeAdapter
 
 from gnusnode.contracts.base import Record
 from gnusnode.contracts.methods import StreamMethod, UnaryMethod
-from gnusnode.errors import GnusError, PeerUnreachable
+from gnusnode.errors import Forbidden, GnusError, PeerUnreachable
 from gnusnode.net import frames
 from gnusnode.net.link import PROTOCOL, RpcOptions
 from gnusnode.net.port import MessageStream
@@ -159,3 +159,20 @@ def test_a_hostile_callee_fails_the_calls_to_it_and_nothing_else(messages: list[
                 assert (await swarm[A].rpc.call(ECHO, Note(text="own"), context())).text == "own"
 
     trio.run(play, clock=trio.testing.MockClock(autojump_threshold=0))
+
+
+async def test_a_peer_that_may_not_call_has_one_stream_here_whatever_it_opens() -> None:
+    async with swarm_of(A, B, methods=METHODS) as swarm:
+        swarm[B].refused[A] = Forbidden("not a member")
+        await swarm.connect(A, B)
+        opened = [await swarm[A].net.open_stream(B, PROTOCOL) for _ in range(4)]
+        await trio.testing.wait_all_tasks_blocked()
+        ended = 0
+        for stream in opened:
+            try:
+                await stream.send(b"x")
+                await trio.testing.wait_all_tasks_blocked()
+                await stream.send(b"x")
+            except PeerUnreachable:
+                ended += 1
+        assert ended >= 3

@@ -178,3 +178,16 @@ async def test_gossip_that_is_none_makes_no_peers_and_ends_nobody(lab: Swarm, ev
                     await trio.sleep(0.1)
     assert target.request("GET", "/healthz")[0] == 200
     assert set(target.peers()) <= {member.peer_id for member in lab.members}
+
+
+async def test_a_former_member_that_still_has_the_network_key_overhears_nothing(lab: Swarm, target: Member) -> None:
+    former = lab.join("former", "--no-model")
+    target.until(lambda: target.peers().get(former.peer_id, {}).get("state") == "usable", "knows the member")
+    former.stop()
+    target.command("swarm", "revoke", former.peer_id)
+    short_id = target.status()["id"].removeprefix("sha256:")[:16]
+    async with connected(former, target) as net:
+        for name in ("announce", "roster"):
+            async with net.subscribe(f"gnus/{short_id}/{name}/1", lambda _, __: True) as heard:
+                with trio.move_on_after(5):  # two heartbeats
+                    raise AssertionError(f"overheard {await anext(heard)}")

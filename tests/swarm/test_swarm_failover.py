@@ -34,6 +34,13 @@ def both_there(lab: Swarm) -> None:
         if worker.running.process.poll() is not None:
             worker.restart()
     lab.first.await_usable(2)
+    lab.first.until(lambda: ready_models(lab.first) == 2, "knows that the models of both are loaded")
+
+
+def ready_models(node: Member) -> int:
+    """Usable peers whose model is loaded, as far as ``node`` knows."""
+    usable = [peer for peer in node.peers().values() if peer["state"] == "usable"]
+    return sum(any(expert["state"] == "ready" for expert in peer["experts"]) for peer in usable)
 
 
 def serving(lab: Swarm) -> Member:

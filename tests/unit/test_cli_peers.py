@@ -70,6 +70,7 @@ def test_one_peer_is_shown_with_its_connection_and_experts(scripted: Node) -> No
     said = run("show", PEER).stdout
     assert "/ip4/10.0.0.1/tcp/8478, dialled from there" in said
     assert "core v1" in said
+    assert {"round trip  1.5 ms", "seen        3 s ago", "clock       -", "reason      -"} <= set(said.splitlines())
     assert "gnus/small" in said
     assert "seq" not in said
     assert json.loads(run("show", PEER, "--json").stdout)["announcement"] == {"seq": 3}
@@ -127,6 +128,17 @@ def test_in_a_terminal_it_is_drawn_again_only_when_it_changed(
 def test_what_a_page_prints_is_captured_and_not_shown(capsys: pytest.CaptureFixture[str]) -> None:
     assert watch.captured(lambda: output.say("hello\nworld")) == ["hello", "world"]
     assert capsys.readouterr().out == ""
+
+
+def test_a_warning_is_shown_with_what_it_is_about(capsys: pytest.CaptureFixture[str]) -> None:
+    warning = {"severity": "warning", "text": "It is so.", "detail": "none of 2", "remedy": "Do this."}
+    data = dict.fromkeys(("name", "peer_id", "version", "home", "api"), "x") | {"swarm": {"state": "alone"}}
+    data |= {"ready": True, "uptime_s": 1, "rss_bytes": 1, "engine_rss_bytes": 0, "roles": [], "models": []}
+    data |= {"reasons": {}, "warnings": [warning, {**warning, "detail": ""}]}
+    node._show_status(data)
+    with_detail, without = capsys.readouterr().out.split("warning: It is so.\n")[1:]
+    assert with_detail == "  about: none of 2\n  next: Do this.\n\n"
+    assert without == "  next: Do this.\n"
 
 
 def test_the_status_tells_of_the_swarm_and_how_far_its_peers_have_come() -> None:

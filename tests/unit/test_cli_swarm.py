@@ -111,6 +111,7 @@ def test_an_invite_is_withdrawn_by_its_id(founder: Cli) -> None:
         (["invite", "--roles", "core", "--tier", "D"], 2, "closed swarm"),
         (["join", "gnus1-abc"], 2, "damaged or was cut off"),
         (["join", "hello"], 2, "this is no token"),
+        (["invite", "--roles", "core", "--uses", "65"], 2, "--uses"),
         (["init", "another"], 1, "belongs to the swarm 'our lab' already"),
         (["init", "a/b"], 2, "name"),
         (["revoke", "12"], 1, "no certificate 12"),

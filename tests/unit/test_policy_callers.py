@@ -11,7 +11,7 @@ from gnusnode.contracts.methods import StreamMethod, UnaryMethod
 from gnusnode.contracts.outcome import Outcome
 from gnusnode.contracts.roster import Standing
 from gnusnode.contracts.swarm import OPEN_ROLES, Role, Tier
-from gnusnode.policy.callers import CALLERS, refusal_of
+from gnusnode.policy.callers import CALLERS, refusal_of, refusal_of_files
 
 METHODS: list[Any] = [method for method in vars(services).values() if isinstance(method, UnaryMethod | StreamMethod)]
 PEER = "12D3KooWexample"
@@ -44,6 +44,12 @@ def test_strangers_may_call_nothing(method: Any) -> None:
 @pytest.mark.parametrize("method", [m for m in METHODS if m.service == "ingress"], ids=lambda method: method.name)
 def test_nobody_may_use_the_ingress_of_another_node(method: Any) -> None:
     assert refusal_of(PEER, member(*Role, tier=Tier.A), method.service, method.name) is not None
+
+
+def test_model_files_are_for_members_with_a_certificate_also_on_an_open_swarm() -> None:
+    assert refusal_of_files(PEER, member(Role.CORE, tier=Tier.C)) is None
+    for standing in (Standing(Outcome.UNKNOWN_SIGNER), Standing(Outcome.REVOKED), Standing(Outcome.OK, OPEN_ROLES)):
+        assert refusal_of_files(PEER, standing) is not None
 
 
 def test_every_line_of_the_table_is_a_method_that_there_is() -> None:

@@ -8,6 +8,7 @@ import pytest
 import trio
 import trio.testing
 
+from gnusnode.contracts.swarm import LOWEST_TIER
 from gnusnode.contracts.swarm import Role as RoleName
 from gnusnode.errors import DataError
 from gnusnode.net.local import LocalRpc
@@ -15,7 +16,7 @@ from gnusnode.net.rpc import Service
 from gnusnode.observe import events
 from gnusnode.observe.observer import Observer
 from roles.supervisor import CRITICAL_FAILURES, STEADY_SECONDS, Supervisor
-from roles.table import LOWEST_TIER, Role, ServingRole
+from roles.table import Role, ServingRole
 
 
 class Scripted:

@@ -74,7 +74,7 @@ async def test_an_expert_of_the_domain_drafts_and_the_core_takes_over_before_the
     assert plans[0].plan.nonce != plans[1].plan.nonce
     assert text_of(seen) == "from the core"
     assert of_kind(seen, TaskDone)[0].plan_digest == plans[1].plan.digest
-    assert node.router.rerouted == 1
+    assert node.router.tally.rerouted == 1
 
 
 @pytest.mark.requirement("G-RL-1")

@@ -17,7 +17,6 @@ from roles.router.choose import Candidate, Inquiry, choose_experts
 from roles.router.classify import classify
 from roles.router.facts import PeerFacts, Swarm
 from roles.router.health import Experience, Health
-from roles.router.prefixes import digests
 from tests.fakes.cards import FAR, HERE, THERE, card, elm
 from tests.fakes.world import task
 
@@ -80,16 +79,6 @@ def test_old_news_of_a_free_slot_is_worth_less_than_fresh_news():
     assert names(ranked(one, other, view=view)) == ["other", "one"]
 
 
-def test_a_peer_that_announced_the_conversations_prefix_is_warm():
-    long = task("word " * 4000)
-    messages = long.generation.prompt.messages or ()
-    warm = PeerFacts(Tier.C, 0.85, prefixes=frozenset(digests("local", messages)))
-    cards = (card("cold", peer=THERE), card("warm", peer=FAR))
-    chosen = ranked(*cards, view=swarm(there=GOOD, far=warm), request=long, prefixes=digests("local", messages))
-    assert names(chosen) == ["warm", "cold"]
-    assert "holds this conversation in its cache" in chosen[0].reasons
-
-
 def test_a_context_that_will_not_suffice_puts_an_expert_behind():
     cards = (card("short", n_ctx=512), card("long", n_ctx=8192, decode_rate=10.0))
     assert names(ranked(*cards, view=swarm(), request=task("word " * 1000))) == ["long", "short"]
@@ -146,25 +135,19 @@ def test_a_demanded_reputation_is_named_with_the_best_there_is():
         ranked(card("x", peer=THERE), view=swarm(there=GOOD), request=task(policy=policy))
 
 
-def test_an_excluded_peer_is_asked_nothing_until_its_time_is_over():
-    out = PeerFacts(Tier.C, 0.9, excluded_until=100.0, why_excluded="it lied about its models")
-    cards = (card("x", peer=THERE), card("y", peer=FAR))
-    assert names(ranked(*cards, view=swarm(there=out, far=GOOD), now=50.0)) == ["y"]
-    with pytest.raises(NoExpert, match="it lied about its models") as caught:
-        ranked(cards[0], view=swarm(there=out), now=50.0)
-    assert caught.value.retry_after == 50.0
-    assert names(ranked(cards[0], view=swarm(there=out), now=100.0)) == ["x"]
-
-
 @pytest.mark.requirement("G-RT-5")
 def test_when_all_are_busy_the_time_of_the_first_free_slot_is_told():
     # 256 tokens each at 50 a second: with 9 before it 51.2 s, with 4 before it 25.6 s.
-    cards = (card("long", queued=9, free_slots=0), card("short", queued=4, free_slots=0))
-    assert len(ranked(*cards, view=swarm(), patience=120.0)) == 2
-    assert names(ranked(*cards, view=swarm(), patience=40.0)) == ["short"]
+    busy = ({"queued": 9, "free_slots": 0}, {"queued": 4, "free_slots": 0})
+    cards = (card("long", peer=THERE, **busy[0]), card("short", peer=THERE, **busy[1]))
+    view = swarm(there=GOOD)
+    assert len(ranked(*cards, view=view, patience=120.0)) == 2
+    assert names(ranked(*cards, view=view, patience=40.0)) == ["short"]
     with pytest.raises(Overloaded) as caught:
-        ranked(*cards, view=swarm(), patience=10.0)
+        ranked(*cards, view=view, patience=10.0)
     assert caught.value.retry_after == pytest.approx(15.6)
+    own = card("own", queued=99, free_slots=0)
+    assert names(ranked(*cards, own, view=view, patience=10.0)) == ["own"], "its queue decides, which knows more"
 
 
 def test_a_role_that_nobody_holds_is_named():

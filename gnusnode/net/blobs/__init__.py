@@ -7,10 +7,8 @@ from gnusnode.net.blobs.bandwidth import TokenBucket
 from gnusnode.net.blobs.download import Fetching, FetchLimits, FetchStatistics
 from gnusnode.net.blobs.puller import ElmTrust, Pulled, Puller, parse_address
 from gnusnode.net.blobs.server import BlobServer, ServeLimits, serve_blobs
-from gnusnode.net.blobs.wire import PROTOCOL
 
 __all__ = [
-    "PROTOCOL",
     "BlobServer",
     "ElmTrust",
     "FetchLimits",

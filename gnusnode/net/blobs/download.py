@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -11,6 +10,7 @@ from typing import Final
 
 import trio
 
+from gnusnode.clock import unix_ms
 from gnusnode.contracts.roster import Roster
 from gnusnode.errors import GnusError, Unavailable
 from gnusnode.inference.artifacts.chunked import ChunkedPart, ChunkLayout
@@ -47,6 +47,10 @@ class FetchLimits:
     """Pause after the first failure; doubles with each further one."""
     look_again: float = 5.0
     """How often new holders are looked for."""
+    slow_rate: int = 64 * 1024
+    slow_window: float = 30.0
+    """While others tell another story of the same file, those of a story that bring fewer bytes per second than
+    ``slow_rate``, looked at every ``slow_window``, stand aside: a liar could keep the truth waiting for ever."""
     steal_after: float = 2.0
     """At the end, a chunk that is owed for so long, or twice the time that others take, is fetched elsewhere too."""
     patience: Patience = field(default_factory=Patience)
@@ -64,6 +68,14 @@ class FetchStatistics:
     sources_excluded: int = 0
 
 
+class TooSlow(Exception):
+    """The sources of a layout bring less than could be had by another; ``rate``: bytes per second."""
+
+    def __init__(self, rate: float) -> None:
+        super().__init__(rate)
+        self.rate = rate
+
+
 Report = Callable[[str, str], None]
 """``(peer, reason)``: a peer sent what no sound holder sends."""
 
@@ -78,9 +90,7 @@ class Fetching:
     limits: FetchLimits
     bucket: TokenBucket
     statistics: FetchStatistics = field(default_factory=FetchStatistics)
-
-    def now_ms(self) -> int:
-        return int(time.time() * 1000)
+    now_ms: Callable[[], int] = unix_ms
 
     def blame(self, peer: str, reason: str) -> None:
         _log.warning("the peer %s %s", peer, reason)
@@ -106,6 +116,7 @@ class Download:
         seek: the holders known now; those that are new are asked for their layout first.
         others: where holders of another layout are noted.
         excluded: peers that get no further chance; grows.
+        floor: bytes per second below which others go first; asked now and then.
     """
 
     def __init__(
@@ -119,9 +130,12 @@ class Download:
         seek: Callable[[], Sequence[str]],
         others: dict[ChunkLayout, list[str]],
         excluded: set[str],
+        floor: Callable[[], float],
         progress: Progress | None,
     ) -> None:
         self._fetching = fetching
+        self._floor = floor
+        self._looked_at, self._had = trio.current_time(), 0
         self._limits = fetching.limits
         self._part = part
         self._layout = layout
@@ -148,10 +162,12 @@ class Download:
         Raises:
             Unavailable: no holder is left; the text says what became of each. ``part`` keeps what came.
             DataError, DiskFull: the part cannot be written.
+            TooSlow: ``floor`` was not reached; ``part`` keeps what came.
         """
+        rate: float | None = None
         self._tell()
         async with trio.open_nursery() as nursery:
-            while not self._schedule.finished and self._fault is None:
+            while not self._schedule.finished and self._fault is None and rate is None:
                 self._changed = trio.Event()
                 for peer in self._recruits():
                     self._active[peer] = 0
@@ -160,12 +176,23 @@ class Download:
                     break
                 with trio.move_on_at(self._next_look()):
                     await self._changed.wait()
+                rate = self._too_slow()
             self._idle.unpark_all()  # who waits for work ends in order
             nursery.cancel_scope.cancel()
         if self._fault is not None:
             raise self._fault
-        if not self._schedule.finished:
-            raise self._exhausted()
+        if self._schedule.finished:
+            return
+        raise self._exhausted() if rate is None else TooSlow(rate)
+
+    def _too_slow(self) -> float | None:
+        """The rate of the window that has just ended, if that was below the floor."""
+        now, window, had = trio.current_time(), self._limits.slow_window, sum(self.received.values())
+        if now - self._looked_at < window:
+            return None
+        rate = (had - self._had) / (now - self._looked_at)
+        self._looked_at, self._had = now, had
+        return rate if rate < self._floor() else None
 
     # --- who ----------------------------------------------------------------------------------------------------------
 

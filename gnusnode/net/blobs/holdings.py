@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import time
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -13,6 +12,7 @@ from typing import Any, Final
 
 import trio
 
+from gnusnode.clock import unix_ms
 from gnusnode.contracts import canonical
 from gnusnode.contracts.artifacts import CHUNK_BYTES, MAX_CHUNKS, ChunkManifest
 from gnusnode.contracts.base import MalformedRecord
@@ -80,7 +80,7 @@ class Holdings:
         signer: vouches for the chunk hashes.
         nursery: where files are hashed, one at a time; who asked for a manifest may leave meanwhile.
         chunk_bytes: how new manifests cut.
-        clock: Unix seconds.
+        now_ms: the wall clock, for new manifests.
     """
 
     def __init__(
@@ -90,13 +90,13 @@ class Holdings:
         nursery: trio.Nursery,
         *,
         chunk_bytes: int = CHUNK_BYTES,
-        clock: Callable[[], float] = time.time,
+        now_ms: Callable[[], int] = unix_ms,
     ) -> None:
         self._store = store
         self._signer = signer
         self._nursery = nursery
         self._chunk_bytes = chunk_bytes
-        self._clock = clock
+        self._now_ms = now_ms
         self._known: OrderedDict[str, Vouched] = OrderedDict()
         self._jobs: dict[str, _Job] = {}
         self._one_at_a_time = trio.Lock()
@@ -200,7 +200,7 @@ class Holdings:
             size=before.size,
             chunk_bytes=self._chunk_bytes,
             chunks=chunks,
-            issued_at_ms=int(self._clock() * 1000),
+            issued_at_ms=self._now_ms(),
         )
         made = Vouched(before, manifest, manifest.to_bytes())
         async with self._store.workspace() as work:

@@ -25,7 +25,7 @@ from gnusnode.inference.artifacts.elmrecord import Contents, check_contents
 from gnusnode.inference.artifacts.filework import Progress
 from gnusnode.inference.artifacts.modelrecord import StoredModel, Traits, checked_name, is_name, short
 from gnusnode.inference.artifacts.models import ModelStore
-from gnusnode.net.blobs.download import Fetching
+from gnusnode.net.blobs.download import Fetching, FetchStatistics
 from gnusnode.net.blobs.survey import Survey, survey
 from gnusnode.net.blobs.transfer import Transfer
 from gnusnode.net.blobs.wire import Held
@@ -96,6 +96,11 @@ class Puller:
         self._seek = seek
         self._trust = trust or ElmTrust()
         self._catalogue = catalogue
+
+    @property
+    def statistics(self) -> FetchStatistics:
+        """Of all that this node fetched."""
+        return self._fetching.statistics
 
     async def pull(
         self,

@@ -24,6 +24,7 @@ from gnusnode.errors import (
 from gnusnode.inference.artifacts.chunked import ChunkLayout
 from gnusnode.net.blobs import wire
 from gnusnode.net.port import MessageStream, Net
+from gnusnode.net.text import printable
 
 _CLOSE_SECONDS: Final = 1.0
 _MAX_REASON: Final = 300
@@ -50,7 +51,7 @@ class SourceFailed(Exception):
     """Why a source brings nothing more; the text follows its name. It may quote the peer: only printable signs stay."""
 
     def __init__(self, reason: str, *, retry_after: float = 0.0) -> None:
-        super().__init__("".join(sign if sign.isprintable() else "?" for sign in reason[:_MAX_REASON]))
+        super().__init__(printable(reason[:_MAX_REASON]))
         self.retry_after = retry_after
 
 

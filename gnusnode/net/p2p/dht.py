@@ -22,7 +22,7 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import trio
-from libp2p.abc import IHost, INetConn, INetStream, INetwork, INotifee
+from libp2p.abc import IHost, INetStream
 from libp2p.custom_types import TProtocol
 from libp2p.kad_dht import kad_dht, peer_routing, provider_store
 from libp2p.kad_dht.common import PROTOCOL_ID as PUBLIC_PROTOCOL
@@ -35,7 +35,8 @@ from libp2p.records.validator import NamespacedValidator
 from libp2p.tools.anyio_service import background_trio_service
 from multiaddr import Multiaddr
 
-from gnusnode.net.port import NetStatistics, PeerAddresses
+from gnusnode.net.p2p.comings import Comings
+from gnusnode.net.port import PeerAddresses
 
 if TYPE_CHECKING:
     from gnusnode.net.p2p.options import NetOptions
@@ -98,10 +99,13 @@ class _Peerstore:
 class _Host:
     """The host as the library's table sees it: its protocol renamed, its dials bounded."""
 
-    def __init__(self, inner: IHost, protocol: TProtocol, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, inner: IHost, protocol: TProtocol, clock: Callable[[], float], admits: Callable[[str], bool]
+    ) -> None:
         self._inner = inner
         self._protocol = protocol
         self._clock = clock
+        self._admits = admits
         self._dead: dict[ID, float] = {}
         self._peerstore = inner.get_peerstore()
         if protocol != PUBLIC_PROTOCOL:
@@ -118,14 +122,28 @@ class _Host:
         return self._inner.get_addrs() or [Multiaddr(f"/p2p/{self._inner.get_id()}")]
 
     def set_stream_handler(self, protocol_id: TProtocol, handler: Callable[[INetStream], Awaitable[None]]) -> None:
-        self._inner.set_stream_handler(self._renamed(protocol_id), handler)
+        async def answer(stream: INetStream) -> None:
+            # Who asks for a key learns who holds it: nothing for a former member, who still has the network key.
+            if self._admits(str(stream.muxed_conn.peer_id)):
+                await handler(stream)
+            else:
+                await stream.reset()
+
+        self._inner.set_stream_handler(self._renamed(protocol_id), answer)
 
     def remove_stream_handler(self, protocol_id: TProtocol) -> None:
         self._inner.remove_stream_handler(self._renamed(protocol_id))
 
     async def new_stream(self, peer_id: ID, protocol_ids: Sequence[TProtocol]) -> INetStream:
         """A stream to a connected peer, or to one that answers a short dial. Who did not is left alone for a while."""
-        protocols = [self._renamed(each) for each in protocol_ids]
+        stream = await self._reach(peer_id, [self._renamed(each) for each in protocol_ids])
+        if self._admits(str(peer_id)):
+            return stream
+        # What is provided is not for it to hear either. One that was just dialled says its hello meanwhile.
+        await stream.reset()
+        raise SwarmException(f"peer {peer_id} is not admitted")
+
+    async def _reach(self, peer_id: ID, protocols: list[TProtocol]) -> INetStream:
         if peer_id in self._inner.get_connected_peers():
             return await self._inner.new_stream(peer_id, protocols)
         if self._dead.get(peer_id, 0.0) > self._clock():
@@ -171,32 +189,13 @@ def _short(addresses: Iterable[Multiaddr]) -> list[Multiaddr]:
     return [each for each in addresses if len(each.to_bytes()) <= _MAX_ADDRESS_BYTES][:_MAX_ADDRESSES]
 
 
-class _Changes(INotifee):
-    """Rings whenever a connection comes; ``lost`` is told whose was lost."""
-
-    def __init__(self, lost: Callable[[ID], None]) -> None:
-        self.came = trio.Event()
-        self._lost = lost
-
-    async def connected(self, network: INetwork, conn: INetConn) -> None:
-        self.came.set()
-
-    async def disconnected(self, network: INetwork, conn: INetConn) -> None:
-        self._lost(conn.muxed_conn.peer_id)
-
-    async def opened_stream(self, network: INetwork, stream: INetStream) -> None: ...
-    async def closed_stream(self, network: INetwork, stream: INetStream) -> None: ...
-    async def listen(self, network: INetwork, multiaddr: Multiaddr) -> None: ...
-    async def listen_close(self, network: INetwork, multiaddr: Multiaddr) -> None: ...
-
-
 class Dht:
     """Providing and finding, as ``gnusnode.net.port.Net`` says."""
 
     def __init__(self, dht: KadDHT, host: _Host) -> None:
         self._dht = dht
         self._host = host
-        self._changes = _Changes(self._forget)
+        self._comings = Comings(self._forget)
         self._provided: dict[str, float] = {}
         """Key -> when it was last told to at least one peer, by ``trio.current_time``; minus infinity: never."""
         self._sent: deque[float] = deque(maxlen=_ADDS_PER_WINDOW)
@@ -238,23 +237,23 @@ class Dht:
     async def run(self) -> None:
         """Keeps the routing table filled and the provided keys told. Never returns."""
         network = self._host.get_network()
-        network.register_notifee(self._changes)
+        network.register_notifee(self._comings)
         try:
             delay, looked = _FIRST_LOOK_SECONDS, float("-inf")
             while True:
                 with trio.move_on_after(delay) as quiet:
-                    await self._changes.came.wait()
+                    await self._comings.rung.wait()
                 if quiet.cancelled_caught:
                     delay = min(_LAST_LOOK_SECONDS, 4 * delay)
                 else:
                     # Connections come in bunches, and identify needs a moment to say what the newcomer speaks.
                     await trio.sleep_until(max(trio.current_time() + _SETTLE_SECONDS, looked + _MIN_LOOK_GAP_SECONDS))
                     delay = _FIRST_LOOK_SECONDS
-                self._changes.came = trio.Event()
+                self._comings.rung = trio.Event()
                 grown, looked = await self._look_around(), trio.current_time()
                 await self._renew(_RETELL_SECONDS if grown else _RENEW_SECONDS)
         finally:
-            network.remove_notifee(self._changes)
+            network.remove_notifee(self._comings)
 
     def _forget(self, peer: ID) -> None:
         # Died, or sent away: by whoever decides that, and the table must not bring it back at once.
@@ -294,10 +293,16 @@ class Dht:
 
 
 @asynccontextmanager
-async def open_dht(host: IHost, options: NetOptions, stats: NetStatistics) -> AsyncGenerator[Dht, None]:
-    """A full member of the network's table, on ``host``, while the context is open."""
+async def open_dht(
+    host: IHost, options: NetOptions, *, admits: Callable[[str], bool] = lambda peer: True
+) -> AsyncGenerator[Dht, None]:
+    """A full member of the network's table, on ``host``, while the context is open.
+
+    Args:
+        admits: the peers whose questions are answered; asked for each.
+    """
     _limit_library()
-    wrapped = _Host(host, TProtocol(protocol_of(options.network_name)), time.monotonic)
+    wrapped = _Host(host, TProtocol(protocol_of(options.network_name)), time.monotonic, admits)
     dht = KadDHT(
         cast("IHost", wrapped),
         DHTMode.SERVER,

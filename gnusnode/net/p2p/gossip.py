@@ -28,13 +28,11 @@ from libp2p.pubsub.validators import signature_validator
 from libp2p.tools.anyio_service import background_trio_service
 
 from gnusnode.errors import TooLarge
-from gnusnode.net.port import Accept, NetStatistics
+from gnusnode.net.p2p.pacing import PacedStream, Paces
+from gnusnode.net.port import MAX_GOSSIP, Accept, NetStatistics
 
 if TYPE_CHECKING:
     from gnusnode.net.p2p.options import NetOptions
-
-MAX_DATA: Final = 192 * 1024
-"""Largest payload of one message, in bytes."""
 
 _MAX_RPC: Final = 256 * 1024
 _ED25519_ID: Final = bytes.fromhex("002408011220")
@@ -53,6 +51,8 @@ _PENDING_MESSAGES: Final = 8
 _WORTH_A_NOTICE: Final = 4096
 _MAX_BUDGETS: Final = 4096
 
+_log = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True)
 class Rate:
@@ -67,6 +67,10 @@ class Rate:
 FORWARDER_RATE: Final = Rate(500, 2000, 4 << 20, 16 << 20)
 """A neighbour brings the messages of many publishers."""
 PUBLISHER_RATE: Final = Rate(50, 400, 1 << 20, 4 << 20)
+MEMBER_PACE: Final = float(1 << 20)
+"""Bytes per second that are read of a neighbour: the library's work on each message comes before any budget."""
+STRANGER_PACE: Final = 8192.0
+"""The same of one that may not hear: enough to say what it subscribes to, until it may."""
 
 
 class Budgets:
@@ -96,9 +100,9 @@ class Budgets:
 class Subscription:
     """The accepted messages of one subscriber. Bounded in number and bytes: the oldest go first, and are counted."""
 
-    def __init__(self, accept: Accept, stats: NetStatistics) -> None:
+    def __init__(self, accept: Accept, statistics: NetStatistics) -> None:
         self._accept = accept
-        self._stats = stats
+        self._statistics = statistics
         self._waiting: deque[tuple[str, bytes]] = deque()
         self._bytes = 0
         self._arrived = trio.Event()
@@ -115,7 +119,7 @@ class Subscription:
         self._bytes += len(data)
         while len(self._waiting) > _QUEUE_MESSAGES or self._bytes > _QUEUE_BYTES:
             self._bytes -= len(self._waiting.popleft()[1])
-            self._stats.gossip_dropped += 1
+            self._statistics.gossip_dropped += 1
         self._arrived.set()
         return True
 
@@ -161,6 +165,11 @@ class _Router(GossipSub):
         control.prune.extend([each for each in rpc.control.prune if each.topicID in topics][:_CONTROL_IDS])
         await super().handle_rpc(rpc_pb2.RPC(control=control), sender_peer_id)
 
+    async def flush_pending_messages(self, peer_id: ID) -> None:
+        # Kept for a neighbour before it subscribed, and before it was known whether it may hear.
+        if self.allows(str(peer_id)):
+            await super().flush_pending_messages(peer_id)
+
     async def publish(self, msg_forwarder: ID, pubsub_msg: rpc_pb2.Message) -> None:
         await super().publish(msg_forwarder, pubsub_msg)
         # One more time stamp per message, for ever, where the adaptive part that reads them is off.
@@ -203,7 +212,7 @@ class _Router(GossipSub):
 class _Judge(Pubsub):
     """Pubsub whose incoming messages are judged by us, and which no message can end."""
 
-    def __init__(self, host: IHost, router: GossipSub, stats: NetStatistics, clock: Callable[[], float]) -> None:
+    def __init__(self, host: IHost, router: GossipSub, statistics: NetStatistics, clock: Callable[[], float]) -> None:
         super().__init__(
             host,
             router,
@@ -215,9 +224,10 @@ class _Judge(Pubsub):
         # Message numbers must not repeat after a restart: peers would take new messages for old ones.
         self.counter = time.time_ns()
         self.subscribers: dict[str, list[Subscription]] = {}
-        self.stats = stats
+        self.statistics = statistics
         self._forwarders = Budgets(FORWARDER_RATE, clock)
         self._publishers = Budgets(PUBLISHER_RATE, clock)
+        self._paces = Paces(lambda peer: MEMBER_PACE if cast("_Router", self.router).allows(peer) else STRANGER_PACE)
 
     async def _handle_new_peer(self, peer_id: ID) -> None:
         await super()._handle_new_peer(peer_id)
@@ -227,12 +237,17 @@ class _Judge(Pubsub):
 
     async def stream_handler(self, stream: INetStream) -> None:
         try:
-            await super().stream_handler(stream)
+            await super().stream_handler(cast("INetStream", PacedStream(stream, self._paces)))
         except Exception:  # noqa: BLE001 - it would end the service, and a peer's bytes can raise many kinds
-            self.stats.library_faults += 1
+            self.statistics.library_faults += 1
             _log.debug("a gossip stream failed", exc_info=True)
             await stream.reset()
             self._handle_dead_peer(stream.muxed_conn.peer_id)
+
+    async def _replay_recent_messages(self, peer_id: ID, topic: str) -> None:
+        # What was said last goes to each new subscriber: as all else, only to one that may hear.
+        if cast("_Router", self.router).allows(str(peer_id)):
+            await super()._replay_recent_messages(peer_id, topic)
 
     async def push_msg(self, msg_forwarder: ID, msg: rpc_pb2.Message) -> None:
         if msg_forwarder == self.my_id:
@@ -243,7 +258,7 @@ class _Judge(Pubsub):
             if self._judge(msg_forwarder, msg):
                 await self.router.publish(msg_forwarder, msg)
         except Exception:  # noqa: BLE001 - a task of the service: an exception would end all of it
-            self.stats.library_faults += 1
+            self.statistics.library_faults += 1
             _log.debug("a gossip message failed", exc_info=True)
 
     def _judge(self, forwarder: ID, msg: rpc_pb2.Message) -> bool:
@@ -254,7 +269,9 @@ class _Judge(Pubsub):
         msg.ClearField("key")  # the PeerID holds it; unsigned, so anybody on the way could change it
         size = msg.ByteSize()
         believable = (
-            self._forwarders.take(forwarder.to_bytes(), size)
+            # A signature costs a thousand times what it costs to send a false one: strangers do not get one checked.
+            cast("_Router", self.router).allows(str(forwarder))
+            and self._forwarders.take(forwarder.to_bytes(), size)
             and self._is_well_formed(msg)
             and signature_validator(msg)
             and self._publishers.take(msg.from_id, size)
@@ -267,14 +284,14 @@ class _Judge(Pubsub):
             answers = [each.offer(publisher, data) for each in tuple(self.subscribers.get(msg.topicIDs[0], ()))]
             if any(answers):
                 return True
-        self.stats.gossip_refused += 1
+        self.statistics.gossip_refused += 1
         return False
 
     def _is_well_formed(self, msg: rpc_pb2.Message) -> bool:
         return (
             len(msg.topicIDs) == 1
             and msg.topicIDs[0] in self.subscribers
-            and len(msg.data) <= MAX_DATA
+            and len(msg.data) <= MAX_GOSSIP
             and len(msg.from_id) == len(_ED25519_ID) + 32
             and msg.from_id.startswith(_ED25519_ID)
             and msg.from_id != self.my_id.to_bytes()
@@ -294,11 +311,11 @@ class Gossip:
         """Sends ``data`` to the mesh of ``topic``.
 
         Raises:
-            TooLarge: over ``MAX_DATA``.
+            TooLarge: over ``MAX_GOSSIP``.
         """
-        if len(data) > MAX_DATA:
+        if len(data) > MAX_GOSSIP:
             raise TooLarge(
-                f"a gossip message may have {MAX_DATA} bytes, this one has {len(data)}",
+                f"a gossip message may have {MAX_GOSSIP} bytes, this one has {len(data)}",
                 where=topic,
                 hint="send it over a stream, or split it",
             )
@@ -313,7 +330,7 @@ class Gossip:
     @asynccontextmanager
     async def _subscribed(self, topic: str, accept: Accept) -> AsyncGenerator[AsyncIterator[tuple[str, bytes]], None]:
         pubsub = self._pubsub
-        subscription = Subscription(accept, pubsub.stats)
+        subscription = Subscription(accept, pubsub.statistics)
         of_topic = pubsub.subscribers.setdefault(topic, [])
         of_topic.append(subscription)
         try:
@@ -337,7 +354,7 @@ class Gossip:
 
 
 @asynccontextmanager
-async def open_gossip(host: IHost, options: NetOptions, stats: NetStatistics) -> AsyncGenerator[Gossip, None]:
+async def open_gossip(host: IHost, options: NetOptions, statistics: NetStatistics) -> AsyncGenerator[Gossip, None]:
     """Gossip over the connections of ``host``. Open it before the first connection: peers are noticed as they come."""
     router = _Router(
         protocols=[PROTOCOL_ID_V12, PROTOCOL_ID_V11],
@@ -354,11 +371,8 @@ async def open_gossip(host: IHost, options: NetOptions, stats: NetStatistics) ->
         eclipse_protection_enabled=False,  # it prunes LAN peers that share an address
         spam_protection_enabled=False,  # ours stands in front of the subscribers, not behind them
     )
-    pubsub = _Judge(host, router, stats, time.monotonic)
+    pubsub = _Judge(host, router, statistics, time.monotonic)
     async with background_trio_service(pubsub), background_trio_service(router):
         # An attached router that does not run yet would block every connection.
         await pubsub.wait_until_ready()
         yield Gossip(pubsub, router)
-
-
-_log = logging.getLogger(__name__)

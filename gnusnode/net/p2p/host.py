@@ -231,7 +231,7 @@ async def open_net(
     """A running endpoint with the PeerID of the key ``identity_seed`` (32 bytes).
 
     Args:
-        admits: the peers that may use this node as a relay; asked whenever one wants to.
+        admits: the peers that may use this node as a relay, and ask its part of the DHT; asked whenever one wants to.
 
     Raises:
         CannotBind: an address of ``options.listen`` cannot be listened on.
@@ -321,7 +321,7 @@ async def _open_services(
 
     net.gossip = await stack.enter_async_context(open_gossip(host, options, statistics))
     if options.dht:
-        net.dht = await stack.enter_async_context(open_dht(host, options, statistics))
+        net.dht = await stack.enter_async_context(open_dht(host, options, admits=admits))
     if options.relay != "off":
         net.relay = await stack.enter_async_context(open_relay(host, options, statistics, admits=admits))
 

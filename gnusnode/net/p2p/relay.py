@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import trio
-from libp2p.abc import IHost, INetConn, INetStream, INetwork, INotifee
+from libp2p.abc import IHost, INetStream
 from libp2p.connection_types import ConnectionType
 from libp2p.network.connection.raw_connection import RawConnection
 from libp2p.peer.id import ID
@@ -27,6 +27,7 @@ from multiaddr import Multiaddr
 
 from gnusnode.errors import PeerUnreachable
 from gnusnode.net.p2p import relaywire as wire
+from gnusnode.net.p2p.comings import Comings
 from gnusnode.net.p2p.relayhop import RELAY_LIMITS, Hop, RelayLimits
 from gnusnode.net.port import NetStatistics
 
@@ -56,34 +57,13 @@ class _Reservation:
     ends_at: float
 
 
-class _Changes(INotifee):
-    """Rings when a connection comes or goes; ``lost`` is told whose."""
-
-    def __init__(self, lost: Callable[[ID], None]) -> None:
-        self.rung = trio.Event()
-        self._lost = lost
-
-    async def connected(self, network: INetwork, conn: INetConn) -> None:
-        self.rung.set()
-
-    async def disconnected(self, network: INetwork, conn: INetConn) -> None:
-        self._lost(conn.muxed_conn.peer_id)
-        self.rung.set()
-
-    async def opened_stream(self, network: INetwork, stream: INetStream) -> None: ...
-    async def closed_stream(self, network: INetwork, stream: INetStream) -> None: ...
-    async def listen(self, network: INetwork, multiaddr: Multiaddr) -> None: ...
-    async def listen_close(self, network: INetwork, multiaddr: Multiaddr) -> None: ...
-
-
 class Relay:
-    """Our side of relayed connections; with ``enabled`` false it only refuses."""
+    """Our side of relayed connections."""
 
-    def __init__(self, host: IHost, stats: NetStatistics, *, enabled: bool) -> None:
+    def __init__(self, host: IHost, statistics: NetStatistics) -> None:
         self._host = host
-        self._stats = stats
-        self._enabled = enabled
-        self._changes = _Changes(self._forget)
+        self._statistics = statistics
+        self._comings = Comings(self._lost)
         self._reservations: dict[ID, _Reservation] = {}
         self._refused: dict[ID, float] = {}
 
@@ -103,8 +83,6 @@ class Relay:
         Raises:
             PeerUnreachable: no connection came of it within ``DIAL_SECONDS``; the text says where it failed.
         """
-        if not self._enabled:
-            raise PeerUnreachable("relayed connections are switched off here", where=address, hint="set net.relay")
         parts = _split(address)
         if parts is None or str(parts[2]) != peer:
             raise PeerUnreachable(f"this is not an address of {peer} through a relay", where=address)
@@ -130,7 +108,7 @@ class Relay:
                 status = wire.OK if welcome else wire.DENIED
                 await wire.write(stream, StopMessage(type=StopMessage.STATUS, status=status))
             if not welcome or caller is None:
-                self._stats.streams_refused += 1
+                self._statistics.streams_refused += 1
                 await stream.close()
                 return
             address = wire.circuit(relay, caller)
@@ -149,16 +127,16 @@ class Relay:
     async def run(self) -> None:
         """Keeps ``WANTED`` reservations where there are relays. Never returns."""
         network = _network(self._host)
-        network.register_notifee(self._changes)
+        network.register_notifee(self._comings)
         try:
             delay = _FIRST_LOOK_SECONDS
             while True:
                 with trio.move_on_after(delay) as quiet:
-                    await self._changes.rung.wait()
+                    await self._comings.rung.wait()
                 if not quiet.cancelled_caught:
                     # Identify needs a moment to say who relays; and connections come in bunches.
                     await trio.sleep(_SETTLE_SECONDS)
-                self._changes.rung = trio.Event()
+                self._comings.rung = trio.Event()
                 await self._keep()
                 missing = len(self._reservations) < WANTED
                 delay = min(
@@ -168,11 +146,12 @@ class Relay:
                     due = min(held.renew_at for held in self._reservations.values())
                     delay = max(1.0, due - trio.current_time())
         finally:
-            network.remove_notifee(self._changes)
+            network.remove_notifee(self._comings)
 
-    def _forget(self, relay: ID) -> None:
+    def _lost(self, relay: ID) -> None:
         # A relay ends a reservation with the connection; where another one is left, it is asked again at once.
         self._reservations.pop(relay, None)
+        self._comings.rung.set()
 
     async def _keep(self) -> None:
         now, direct = trio.current_time(), set(wire.directly_connected(self._host))
@@ -260,19 +239,20 @@ class Relay:
 async def open_relay(
     host: IHost,
     options: NetOptions,
-    stats: NetStatistics,
+    statistics: NetStatistics,
     *,
     admits: Callable[[str], bool] = lambda _peer: True,
     limits: RelayLimits = RELAY_LIMITS,
 ) -> AsyncGenerator[Relay, None]:
-    """Relayed connections of ``host`` as ``options.relay`` says; ``admits``: who may use this node where it relays."""
-    relay = Relay(host, stats, enabled=options.relay != "off")
-    if options.relay == "off":
-        yield relay
-        return
+    """Relayed connections of ``host``; ``options.relay`` says whether it is a relay for others too.
+
+    Args:
+        admits: who may use this node where it relays.
+    """
+    relay = Relay(host, statistics)
     host.set_stream_handler(wire.STOP, relay.accept)
     if options.relay == "server":
-        host.set_stream_handler(wire.HOP, Hop(host, limits, stats, admits).serve)
+        host.set_stream_handler(wire.HOP, Hop(host, limits, statistics, admits).serve)
     try:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(relay.run)

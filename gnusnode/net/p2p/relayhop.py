@@ -52,7 +52,7 @@ class Hop:
 
     host: IHost
     limits: RelayLimits
-    stats: NetStatistics
+    statistics: NetStatistics
     admits: Callable[[str], bool]
     _reservations: dict[ID, float] = field(default_factory=dict[ID, float])
     _circuits: Counter[ID] = field(default_factory=Counter[ID])
@@ -167,7 +167,7 @@ class Hop:
         return Limit(duration=self.limits.circuit_seconds, data=self.limits.circuit_bytes)
 
     async def _refuse(self, stream: INetStream, status: Status.ValueType) -> None:
-        self.stats.streams_refused += 1
+        self.statistics.streams_refused += 1
         await self._answer(stream, HopMessage(status=status))
         await stream.close()
 

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
-from contextlib import contextmanager
 from typing import Final
 
 import trio
 from libp2p.stream_muxer.exceptions import MuxedConnUnavailable, MuxedStreamEOF, MuxedStreamError
 
-from gnusnode.errors import PeerUnreachable, ProtocolViolation, TooLarge, UnsupportedProtocol
+from gnusnode.errors import PeerUnreachable, ProtocolViolation, UnsupportedProtocol
 from gnusnode.net.p2p.yamux import Yamux
 from gnusnode.net.p2p.yamux_stream import YamuxStream
 from gnusnode.net.port import MAX_MESSAGE, NetStatistics
+from gnusnode.net.streams import Direction, check_size
 
 READ_AHEAD: Final = 64 * 1024
 NEGOTIATE_SECONDS: Final = 5.0
@@ -34,8 +33,8 @@ class P2PStream:
         self._statistics = statistics
         self._received = bytearray(received)
         self._unsent = memoryview(b"")
-        self._sending = False
-        self._receiving = False
+        self._sending = Direction(protocol)
+        self._receiving = Direction(protocol)
         muxed.hold(len(received))
 
     @property
@@ -47,9 +46,8 @@ class P2PStream:
         return self._protocol
 
     async def send(self, message: bytes) -> None:
-        if len(message) > MAX_MESSAGE:
-            raise TooLarge(f"a message of {len(message)} bytes is over the limit of {MAX_MESSAGE}", where=self.protocol)
-        with self._alone("_sending"):
+        check_size(message, self.protocol)
+        with self._sending:
             await self._flush()
             whole = memoryview(len(message).to_bytes(_LENGTH, "big") + message)
             self._unsent = whole
@@ -68,7 +66,7 @@ class P2PStream:
             raise self._gone(error) from error
 
     async def receive(self) -> bytes | None:
-        with self._alone("_receiving"):
+        with self._receiving:
             if not await self._fill(_LENGTH):
                 return None
             size = int.from_bytes(self._received[:_LENGTH], "big")
@@ -120,17 +118,6 @@ class P2PStream:
 
     def _gone(self, error: MuxedStreamError) -> PeerUnreachable:
         return PeerUnreachable(str(error), where=self.peer, hint="open another stream, or connect again")
-
-    @contextmanager
-    def _alone(self, flag: str) -> Generator[None, None, None]:
-        """Keeps two tasks from using one direction of the stream at once: a bug of the caller."""
-        if getattr(self, flag):
-            raise trio.BusyResourceError(f"another task uses this stream of {self.protocol} already")
-        setattr(self, flag, True)
-        try:
-            yield
-        finally:
-            setattr(self, flag, False)
 
 
 async def open_stream(connection: Yamux, peer: str, protocol: str, statistics: NetStatistics) -> P2PStream:

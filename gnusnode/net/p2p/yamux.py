@@ -1,7 +1,6 @@
 """Streams over one secured connection: the yamux protocol, with the semantics that the port promises.
 
-We run our own muxer and not the library's, because its faults are in its structure (see ``facts``: each is a test of
-``tests/unit/net/test_hardening.py``):
+Our own, because the faults of the library's lie in its structure (each has a test in ``test_hardening.py``):
 
 - cancelling a read, a write or an opening could leave half a frame on the wire, and with it a dead connection that
   still counts as connected. Here every frame is put whole into the outbox in one step, and one task writes;
@@ -47,7 +46,9 @@ from gnusnode.net.p2p.yamux_frames import (
     RST,
     SYN,
     WINDOW_UPDATE,
+    Openings,
     YamuxOptions,
+    lost_by,
 )
 from gnusnode.net.p2p.yamux_stream import YamuxStream
 
@@ -71,6 +72,7 @@ class Yamux(IMuxedConn):
         self._scope = trio.CancelScope()
         self._streams: dict[int, YamuxStream] = {}
         self._inbound = 0
+        self._openings = Openings(trio.current_time())
         self._next = 1 if secured.is_initiator else 2
         self._arrived: deque[YamuxStream] = deque()
         self._arrival = trio.lowlevel.ParkingLot()
@@ -179,7 +181,7 @@ class Yamux(IMuxedConn):
                 self._options.statistics.bytes_out += len(batch)
                 self._emptied.unpark_all()
         except Exception as error:  # noqa: BLE001 - any fault of socket or cipher is the end of this connection only
-            self.abort(_text(error))
+            self.abort(lost_by(error))
 
     # --- reading ------------------------------------------------------------------------------------------------------
 
@@ -196,7 +198,7 @@ class Yamux(IMuxedConn):
                 while not self.ended.is_set() and self._step():
                     pass
         except Exception as error:  # noqa: BLE001 - any fault of socket or cipher is the end of this connection only
-            self.abort(_text(error))
+            self.abort(lost_by(error))
 
     def _step(self) -> bool:
         """Takes one header, or a part of a body, of what was received; False: more must arrive first."""
@@ -255,7 +257,7 @@ class Yamux(IMuxedConn):
         if number % 2 == self.parity or number == 0 or number in self._streams:
             self._violation("opened a stream under a number that is not free")
             return None
-        if self._inbound >= MAX_INBOUND_STREAMS:
+        if self._inbound >= MAX_INBOUND_STREAMS or not self._openings.take(trio.current_time()):
             self._options.statistics.streams_refused += 1
             self.post(WINDOW_UPDATE, RST, number, 0)
             return None
@@ -334,11 +336,13 @@ class Yamux(IMuxedConn):
         Raises:
             MuxedConnUnavailable: the connection is gone.
         """
-        while not self._arrived:
+        while True:
+            while self._arrived:
+                if (stream := self._arrived.popleft()).dead is None:  # else it was opened and reset in one breath
+                    return stream
             if self.ended.is_set():
                 raise MuxedConnUnavailable(self._why)
             await self._arrival.park()
-        return self._arrived.popleft()
 
     def forget(self, stream: YamuxStream) -> None:
         if self._streams.pop(stream.number, None) is not None and stream.inbound:
@@ -393,9 +397,3 @@ class Yamux(IMuxedConn):
 
     def get_remote_address(self) -> tuple[str, int] | None:
         return self._secured.get_remote_address()
-
-
-def _text(error: BaseException) -> str:
-    """What a fault of the library says about the end of a connection."""
-    text = str(error) or type(error).__name__
-    return f"the connection was lost ({text[:200]})"

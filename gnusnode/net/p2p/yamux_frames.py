@@ -20,6 +20,10 @@ MAX_GROWTH: Final = 8 * 1024 * 1024
 MAX_HELD: Final = 24 * 1024 * 1024
 """Bytes of one connection that wait for their readers before it is ended."""
 MAX_INBOUND_STREAMS: Final = 256
+OPENINGS: Final = 512
+"""Streams that a peer may open at once, whatever becomes of them; a handler costs more than the 24 bytes that open and
+reset its stream."""
+OPENINGS_PER_SECOND: Final = 100.0
 OUTBOX: Final = 64 * 1024
 """Bytes that wait for the socket before writers do: few, so that a token overtakes a body."""
 MAX_OUTBOX: Final = 1024 * 1024
@@ -48,3 +52,26 @@ class YamuxOptions:
 
     ping_seconds: float
     statistics: NetStatistics
+
+
+class Openings:
+    """How many streams the peer may still open; time gives them back."""
+
+    def __init__(self, now: float) -> None:
+        self._left = float(OPENINGS)
+        self._at = now
+
+    def take(self, now: float) -> bool:
+        """Whether one more may be opened at ``now``."""
+        self._left = min(float(OPENINGS), self._left + (now - self._at) * OPENINGS_PER_SECOND)
+        self._at = now
+        if self._left < 1:
+            return False
+        self._left -= 1
+        return True
+
+
+def lost_by(error: BaseException) -> str:
+    """What a fault of the library says about the end of a connection."""
+    text = str(error) or type(error).__name__
+    return f"the connection was lost ({text[:200]})"

@@ -21,7 +21,7 @@ from gnusnode.contracts.invite import Invite
 from gnusnode.contracts.outcome import Outcome
 from gnusnode.contracts.swarm import Role, Tier
 from gnusnode.errors import GnusError
-from gnusnode.net.swarmdesk import JoinSwarm, SwarmDesk
+from gnusnode.net.swarmdesk import JoinSwarm, SwarmDesk, own_operator
 from tests.fakes.belonging import EXPERTS, Village, key
 
 
@@ -107,6 +107,28 @@ async def test_one_certificate_is_revoked_by_its_serial_or_digest(village: Villa
     assert founder.membership.standing(key(2).peer_id).outcome is Outcome.REVOKED
 
 
+async def test_a_member_is_meant_by_the_end_of_its_peer_id(village: Village) -> None:
+    founder = await village.founder()
+    member = await village.member(founder, 2)
+    async with api_of(founder.desk()) as api:
+        changed = await api.post("/roles", json={"peer": member.peer[-6:], "roles": ["core"]})
+        made = await api.post("/admins", json={"peer": member.peer[-6:], "roles": ["core"], "tier": "C"})
+        removed = await api.delete(f"/admins/{member.peer[-6:]}")
+        too_short = await api.post("/revoke", json={"target": member.peer[-3:]})
+        everybody = await api.post("/revoke", json={"target": "nobody"})
+        revoked = await api.post("/revoke", json={"target": member.peer[-6:]})
+    assert (changed.json()["peer_id"], changed.json()["roles"]) == (member.peer, ["core"])
+    assert (made.json()["peer_id"], removed.json()["target"]) == (member.peer, member.peer)
+    assert (too_short.status_code, everybody.status_code) == (400, 400)
+    assert revoked.json()["target"] == member.peer
+
+
+def test_nodes_of_which_nobody_says_who_runs_them_have_operators_of_their_own() -> None:
+    one, other = (own_operator(name, key(number).peer_id) for number, name in ((2, ""), (3, "")))
+    assert one != other
+    assert own_operator("gpu", key(2).peer_id).startswith("gpu-")
+
+
 async def test_a_serial_that_two_admins_gave_is_not_guessed_at(village: Village) -> None:
     founder = await village.founder()
     admin = await village.member(founder, 2)
@@ -176,9 +198,9 @@ async def test_an_open_swarm_is_joined_without_a_certificate(village: Village) -
         ("/invites", {"roles": ["core"], "uses": 65}),
         ("/invites", {"roles": ["core"], "more": 1}),
         ("/join", {"token": ""}),
-        ("/roles", {"peer": "bob", "roles": ["core"]}),
+        ("/roles", {"peer": "", "roles": ["core"]}),
         ("/revoke", {"target": ""}),
-        ("/admins", {"peer": "bob"}),
+        ("/admins", {"peer": ""}),
     ],
 )
 async def test_a_wrong_body_is_refused_by_name(village: Village, path: str, body: dict[str, Any]) -> None:
@@ -191,7 +213,7 @@ async def test_a_wrong_body_is_refused_by_name(village: Village, path: str, body
 
 async def test_a_node_that_nobody_can_dial_invites_nobody(village: Village) -> None:
     founder = await village.founder()
-    desk = SwarmDesk(founder.membership, founder.invites, addresses=tuple, operator="x", fits=lambda _: True)
+    desk = SwarmDesk(founder.membership, founder.invites, addresses=tuple, operator="x", fits=lambda: True)
     async with api_of(desk) as api:
         answer = await api.post("/invites", json={"roles": ["core"]})
     assert answer.status_code == 400

@@ -7,10 +7,11 @@ import trio
 import trio.testing
 from trio.testing import MockClock as Clock
 
+from gnusnode.contracts.generation import EngineState
 from gnusnode.contracts.hello import Heartbeat
 from gnusnode.contracts.swarm import Role
 from gnusnode.errors import NoExpert
-from gnusnode.net.announce import topic_of
+from gnusnode.net.names import announcements_topic
 from gnusnode.net.peerentry import PeerState
 from gnusnode.net.port import PeerAddresses
 from tests.fakes.cards import card
@@ -58,6 +59,28 @@ class TestHeartbeat:
         b.presence.announcer.poke()
         await trio.sleep(3)
         assert sorted(seen.expert_id for seen in a.table.cards()) == ["gnus/a", "gnus/b"]
+
+    async def test_what_a_card_lacks_while_the_model_loads_is_known_once_it_is_ready(
+        self, autojump_clock: Clock, meeting: Meeting
+    ) -> None:
+        """Its template, without which another node may not go on with an answer of this one."""
+        a, b = await pair(meeting, experts=["gnus/a"])
+
+        def serves(state: EngineState, template: str | None) -> None:
+            offered = artifact(state=state.value, expert_ids=("gnus/a",))
+            [one] = b.experts
+            engine = one.engine.model_copy(update={"state": state, "template_hash": template})
+            b.experts[:] = [one.model_copy(update={"engine": engine})]
+            b.facts = type(b.facts)(b.facts.roles, b.facts.services, (offered,))
+            b.presence.announcer.poke()
+
+        serves(EngineState.STARTING, None)
+        await trio.sleep(5)
+        assert [seen.engine.template_hash for seen in a.table.cards()] == [None]
+        template = "sha256:" + "5" * 64
+        serves(EngineState.READY, template)
+        await trio.sleep(5)
+        assert [seen.engine.template_hash for seen in a.table.cards()] == [template]
 
     async def test_changes_are_told_at_most_once_a_second(self, autojump_clock: Clock, meeting: Meeting) -> None:
         a, b = await pair(meeting, experts=["gnus/a"])
@@ -156,7 +179,7 @@ class TestForgery:
         await trio.sleep(11)  # what came with the hello may come once more by gossip
         honest = a.entry(b).announcement
         assert honest is not None
-        topic = topic_of(honest.swarm_id)
+        topic = announcements_topic(honest.swarm_id)
         forged = honest.model_copy(update={"seq": honest.seq + 10})
         stranger = sign(key(60), honest, seq=1)
         lies = sign(key(12), honest, seq=99, roles=(Role.ROUTER,))
@@ -184,7 +207,7 @@ class TestForgery:
         c = await meeting.start(key(13), peers=a.net.addresses())
         await both(a, c, USABLE)
         newer = sign(key(12), honest, seq=honest.seq + 5)  # signed by b itself, and withheld
-        await c.net.publish(topic_of(honest.swarm_id), Heartbeat(announcement=newer).to_bytes())
+        await c.net.publish(announcements_topic(honest.swarm_id), Heartbeat(announcement=newer).to_bytes())
         assert a.entry(b).announcement != newer
 
 
@@ -214,6 +237,24 @@ class TestProbe:
         await trio.sleep(25)
         assert a.state(b) is PeerState.AUTHENTICATED
         assert "does not serve it" in a.entry(b).reason
+
+    async def test_who_takes_on_a_role_is_asked_anew_what_it_serves_and_is_no_liar(
+        self, autojump_clock: Clock, meeting: Meeting
+    ) -> None:
+        a = await meeting.start(key(11))
+        b = await meeting.start(key(12), roles=frozenset({Role.ELM}))
+        b.facts = type(b.facts)(frozenset({Role.ELM}), {"elm": 1})
+        a.presence.dialer.found(PeerAddresses(b.peer, b.net.addresses()), "manual")
+        await both(a, b, USABLE)
+        await trio.sleep(5)
+        b.experts[:] = [card("gnus/b", peer=b.peer)]
+        both_roles = frozenset({Role.CORE, Role.ELM})
+        b.facts = type(b.facts)(both_roles, {"core": 1, "elm": 1}, (artifact(expert_ids=("gnus/b",)),))
+        with trio.fail_after(5):
+            while [seen.expert_id for seen in a.table.cards()] != ["gnus/b"]:
+                await trio.sleep(0.1)
+        await trio.sleep(25)
+        assert a.state(b) is USABLE
 
     async def test_who_does_not_answer_for_its_services_is_not_usable_until_it_does(
         self, autojump_clock: Clock, meeting: Meeting

@@ -15,7 +15,6 @@ from libp2p.utils.varint import encode_varint_prefixed
 from multiaddr import Multiaddr
 
 from gnusnode.net.p2p.dht import Dht, key_bytes, open_dht, protocol_of
-from gnusnode.net.port import NetStatistics
 from tests.fakes.p2phost import connect, open_host, options, until
 
 KEY = "role/experts"
@@ -34,7 +33,7 @@ async def nodes(*networks: str | None) -> AsyncIterator[list[Node]]:
         opened: list[Node] = []
         for name in networks:
             host = await stack.enter_async_context(open_host())
-            dht = await stack.enter_async_context(open_dht(host, options(network_name=name), NetStatistics()))
+            dht = await stack.enter_async_context(open_dht(host, options(network_name=name)))
             opened.append(Node(host, dht))
         for node in opened[1:]:
             await connect(node.host, opened[0].host)
@@ -91,6 +90,22 @@ async def test_looking_for_a_key_does_not_keep_its_dead_providers_alive() -> Non
         await found(seeker, KEY, provider)
         # What was found is not kept, with a new date, to be handed to the next one who asks.
         assert records == {}
+
+
+async def test_who_is_not_admitted_learns_of_no_provider_and_plants_none() -> None:
+    async with (
+        open_host() as host,
+        open_host() as outsider_host,
+        open_dht(host, options(network_name="n"), admits=lambda peer: peer == "nobody") as dht,
+        open_dht(outsider_host, options(network_name="n")) as outsider,
+    ):
+        await connect(outsider_host, host)
+        await until(lambda: str(host.get_id()) in outsider.known())
+        await dht.provide(KEY)
+        dht._dht.provider_store.add_provider(key_bytes(KEY), PeerInfo(host.get_id(), host.get_addrs()))
+        assert await outsider.find(KEY) == ()
+        await outsider.provide("role/false")
+        assert key_bytes("role/false") not in dht._dht.provider_store.providers
 
 
 async def test_networks_of_another_name_share_no_table() -> None:

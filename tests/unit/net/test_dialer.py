@@ -178,6 +178,14 @@ class TestOperator:
         with pytest.raises(NotFound, match="not banned"):
             await a.presence.unban(b.peer)
 
+    async def test_a_node_neither_bans_nor_dials_itself(self, autojump_clock: Clock, meeting: Meeting) -> None:
+        a = await meeting.start(key(11))
+        with pytest.raises(RequestError, match="this is the node itself"):
+            await a.presence.ban(a.peer)
+        with pytest.raises(RequestError, match="this is the node itself"):
+            await a.presence.connect(a.net.addresses()[0])
+        assert a.table.bans() == {}
+
     async def test_one_who_was_never_seen_can_be_banned(self, autojump_clock: Clock, meeting: Meeting) -> None:
         a = await meeting.start(key(11))
         await a.presence.ban(key(12).peer_id)

@@ -15,8 +15,8 @@ from libp2p.pubsub.pb import rpc_pb2
 from libp2p.utils.varint import encode_varint_prefixed
 
 from gnusnode.errors import TooLarge
-from gnusnode.net.p2p.gossip import MAX_DATA, Budgets, Gossip, Rate, Subscription, open_gossip
-from gnusnode.net.port import NetStatistics
+from gnusnode.net.p2p.gossip import Budgets, Gossip, Rate, Subscription, open_gossip
+from gnusnode.net.port import MAX_GOSSIP, NetStatistics
 from tests.fakes.p2phost import connect, open_host, options, until
 
 TOPIC = "gnus/0123456789abcdef/announce/1"
@@ -203,7 +203,7 @@ async def test_a_topic_can_be_left_and_joined_again() -> None:
 async def test_too_large_a_message_is_refused_before_it_is_sent() -> None:
     async with nodes(1) as (node,):
         with pytest.raises(TooLarge):
-            await node.gossip.publish(TOPIC, bytes(MAX_DATA + 1))
+            await node.gossip.publish(TOPIC, bytes(MAX_GOSSIP + 1))
 
 
 async def test_the_largest_message_arrives() -> None:
@@ -213,9 +213,9 @@ async def test_the_largest_message_arrives() -> None:
         b.gossip.subscribe(TOPIC, everything) as heard,
     ):
         await meshed((a, b))
-        await a.gossip.publish(TOPIC, bytes(MAX_DATA))
+        await a.gossip.publish(TOPIC, bytes(MAX_GOSSIP))
         with trio.fail_after(20):
-            assert await anext(heard) == (a.name, bytes(MAX_DATA))
+            assert await anext(heard) == (a.name, bytes(MAX_GOSSIP))
 
 
 async def test_a_slow_subscriber_loses_the_oldest_messages_and_that_is_counted() -> None:
@@ -231,9 +231,9 @@ async def test_waiting_messages_are_bounded_in_bytes_too() -> None:
     stats = NetStatistics()
     subscription = Subscription(everything, stats)
     for _ in range(50):
-        subscription.offer("peer", bytes(MAX_DATA))
+        subscription.offer("peer", bytes(MAX_GOSSIP))
     kept = 50 - stats.gossip_dropped
-    assert 1 <= kept <= (4 << 20) // MAX_DATA
+    assert 1 <= kept <= (4 << 20) // MAX_GOSSIP
 
 
 def test_a_budget_refills_with_time_and_forgets_the_longest_silent_sender() -> None:
@@ -287,3 +287,30 @@ async def test_who_may_not_hear_hears_nothing_and_takes_no_place_in_the_mesh() -
         await a.gossip.publish(TOPIC, b"for all")
         with trio.fail_after(20):
             assert (await anext(overheard))[1] == b"for all"
+
+
+async def test_what_a_neighbour_brings_that_may_not_hear_is_refused_before_its_signature_is_checked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    checked: list[object] = []
+    monkeypatch.setattr("gnusnode.net.p2p.gossip.signature_validator", lambda message: not checked.append(message))
+    async with nodes(1) as (victim,), open_host() as attacker, victim.gossip.subscribe(TOPIC, everything) as heard:
+        await connect(attacker, victim.host)
+        keys = create_new_key_pair()
+        payload = encode_varint_prefixed(rpc_pb2.RPC(publish=[signed(keys)]).SerializeToString())
+        victim.gossip.restrict(lambda peer: False)
+        await send_raw(attacker, victim, payload)
+        await until(lambda: victim.stats.gossip_refused == 1)
+        assert (checked, len(heard._waiting)) == ([], 0)
+
+
+async def test_what_was_kept_for_a_neighbour_before_it_subscribed_is_not_for_one_that_may_not_hear() -> None:
+    async with nodes(2) as (a, outsider), a.gossip.subscribe(TOPIC, everything):
+        a.gossip.restrict(lambda peer: False)
+        await until(lambda: bool(a.gossip._pubsub.peers))
+        for index in range(4):
+            await a.gossip.publish(TOPIC, index.to_bytes(4, "big"))
+        async with outsider.gossip.subscribe(TOPIC, everything) as overheard:
+            await until(lambda: bool(a.gossip._pubsub.peer_topics.get(TOPIC)))
+            await trio.sleep(1)  # in which the library would hand it over
+            assert not overheard._waiting

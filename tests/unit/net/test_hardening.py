@@ -1,4 +1,4 @@
-"""The network against what py-libp2p dies of, and against hostile and broken peers. See ``facts/p2p.md`` §8 and §9."""
+"""The network against what py-libp2p dies of, and against hostile and broken peers."""
 
 from __future__ import annotations
 

@@ -50,6 +50,22 @@ class TestHello:
             await a.net.connect(b.peer, b.net.addresses())  # behind the back of the dial loop
         await both(a, b, USABLE)
 
+    async def test_where_both_dialled_at_once_nobody_waits_long_for_the_other_to_speak(
+        self, autojump_clock: Clock, meeting: Meeting
+    ) -> None:
+        a = await meeting.start(key(11))
+        spoken = trio.Event()
+
+        async def listen(_stream: object) -> None:
+            spoken.set()
+
+        async with meeting.network.join(key(50).peer_id) as net, net.serve("/gnus/hello/1", listen):
+            a.table.discovered(net.peer_id, net.addresses(), "mdns")
+            a.table.dialled(net.peer_id)  # and of the two connections the other one is kept
+            await net.connect(a.peer, a.net.addresses())
+            with trio.fail_after(1):
+                await spoken.wait()
+
     async def test_both_may_dial_at_once(self, autojump_clock: Clock, meeting: Meeting) -> None:
         addresses = [f"/ip4/10.9.9.{n}/tcp/8478" for n in (1, 2)]
         named = [f"{address}/p2p/{key(n).peer_id}" for address, n in zip(addresses, (11, 12), strict=True)]

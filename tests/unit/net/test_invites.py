@@ -142,6 +142,15 @@ async def test_the_same_node_gets_the_same_certificate_again_also_after_a_restar
     assert len(founder.membership.roster.grants[key(2).peer_id]) == 1
 
 
+async def test_a_joiner_does_not_get_the_operator_of_others_by_its_own_word(village: Village) -> None:
+    founder = await village.founder()
+    mallory = await founder.invites.redeem(secret_of(await founder.invite()), key(2).peer_id, "alice")
+    assert mallory.operator == f"alice-{key(2).peer_id[-8:]}"
+    second = await founder.invites.redeem(secret_of(await founder.invite(operator="alice")), key(3).peer_id, "x")
+    assert second.operator == "alice", "the one who invites may say so"
+    assert (await founder.invites.redeem(secret_of(await founder.invite()), key(4).peer_id, "dora")).operator == "dora"
+
+
 async def test_a_revoked_node_does_not_get_its_certificate_again(village: Village) -> None:
     founder = await village.founder()
     secret = secret_of(await founder.invite())

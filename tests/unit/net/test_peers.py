@@ -13,13 +13,14 @@ from gnusnode.contracts.outcome import Outcome
 from gnusnode.contracts.roster import Standing
 from gnusnode.contracts.swarm import NodeAnnouncement, OfferedArtifact, Role, Tier
 from gnusnode.errors import DataError, NotFound, RequestError
-from gnusnode.net.addresses import AT_ONCE, CAPACITY, GIVE_UP, LONGEST, AddressBook, addresses_of, target_of
+from gnusnode.net.addressbook import AT_ONCE, CAPACITY, GIVE_UP, LONGEST, AddressBook, addresses_of, target_of
 from gnusnode.net.conduct import HALF_LIFE, Conduct
 from gnusnode.net.instances import FORGET, GRACE, InstanceWatch, Sighting, is_rival
-from gnusnode.net.peerentry import Introduction, Link, PeerState, Refusal, printable
+from gnusnode.net.peerentry import Introduction, Link, PeerState, Refusal
 from gnusnode.net.peerfile import PeerFile, Remembered
 from gnusnode.net.peers import PeerChange, PeerTable
 from gnusnode.net.port import PeerAddresses
+from gnusnode.net.text import printable
 from tests.fakes.cards import card
 from tests.fakes.meeting import EPOCH_MS, HASH, artifact, key
 
@@ -101,6 +102,38 @@ class TestTable:
         counts = table.counts()
         assert (counts.discovered, counts.dialled, counts.connected) == (3, 2, 2)
         assert (counts.authenticated, counts.usable, counts.refused, counts.banned) == (1, 1, 0, 0)
+
+    def test_a_peer_that_dialled_this_node_counts_as_dialled(self, table: PeerTable) -> None:
+        table.connected(A, link(table, inbound=True))
+        counts = table.counts()
+        assert (counts.discovered, counts.dialled, counts.connected) == (1, 1, 1)
+
+    def test_the_end_of_a_name_has_to_be_long_enough_and_the_hint_says_so(self, table: PeerTable) -> None:
+        table.discovered(A, [], "mdns")
+        assert table.find(A[-4:]).peer == A
+        with pytest.raises(NotFound) as refused:
+            table.find(A[-3:])
+        assert "at least the last 4 characters" in (refused.value.hint or "")
+        with pytest.raises(NotFound) as unknown:
+            table.find("nobody")
+        assert "characters" not in (unknown.value.hint or "")
+
+    def test_the_roles_that_are_shown_are_those_of_the_latest_word_as_far_as_granted(self, table: PeerTable) -> None:
+        table.connected(A, link(table))
+        greet(table, A)
+
+        def shown() -> list[str]:
+            return table.get(A).to_plain(table.now())["roles"]  # type: ignore[union-attr]
+
+        assert shown() == ["core"]
+        table.announced(announcement(11, roles=(Role.CORE, Role.ELM)))
+        granted = Standing(Outcome.OK, frozenset({Role.CORE, Role.ELM}), Tier.C, frozenset({"x"}))
+        table.judged(A, granted, None)
+        assert shown() == ["core", "elm"]
+        table.judged(A, Standing(Outcome.OK, frozenset({Role.ELM}), Tier.C, frozenset({"x"})), None)
+        assert shown() == ["elm"]
+        table.disconnected(A)
+        assert shown() == []
 
     def test_either_sides_refusal_is_shown_as_what_it_is(self, table: PeerTable) -> None:
         table.connected(A, link(table))
@@ -411,9 +444,8 @@ def test_what_a_peer_wrote_cannot_move_the_cursor() -> None:
 
 
 def test_an_offered_artifact_carries_what_routing_needs() -> None:
-    made = artifact(determinism="A", n_ctx=4096, warm_prefixes=("0123456789abcdef",), expert_ids=("gnus/a",))
+    made = artifact(determinism="A", n_ctx=4096, expert_ids=("gnus/a",))
     again = OfferedArtifact.from_bytes(made.to_bytes())
     assert (again.determinism, again.n_ctx, again.expert_ids) == ("A", 4096, ("gnus/a",))
-    for wrong in ({"warm_prefixes": ("x",)}, {"warm_prefixes": ("0" * 16,) * 17}, {"determinism": "D"}):
-        with pytest.raises(ValueError):
-            artifact(**wrong)
+    with pytest.raises(ValueError):
+        artifact(determinism="D")

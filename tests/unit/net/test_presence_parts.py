@@ -56,7 +56,7 @@ class Peer:
                 local,
                 gate=Admission(own, table, self.members).allows,
                 serving=lambda service: [entry.peer for entry in table.serving(service)],
-                accepts=lambda _peer, _method, _context: None,
+                accepts=lambda _peer, _method: None,
             )
             context = NetContext(
                 self.net,

@@ -12,11 +12,12 @@ from gnusnode.contracts.outcome import Outcome
 from gnusnode.contracts.swarm import MembershipCertificate, RevocationKind, Role, Tier
 from gnusnode.errors import GnusError, PeerUnreachable, ProtocolViolation
 from gnusnode.net import issuing, rosterexchange
+from gnusnode.net.names import roster_topic
 from gnusnode.net.port import MessageStream
 from gnusnode.net.renewal import CHECK_SECONDS, RETRY_SECONDS, due, renew
 from gnusnode.net.rosterexchange import MAX_REFUSED, exchange
 from gnusnode.net.rostermsg import PAGE, ROSTER, pack, receive
-from gnusnode.net.rostersync import EXCHANGE_SECONDS, GOSSIPED, RosterSync, batches, topic
+from gnusnode.net.rostersync import EXCHANGE_SECONDS, GOSSIPED, RosterSync, batches
 from tests.fakes.belonging import EXPERTS, START_MS, BelongingNode, Village, alike, certificates, connect, key, numbered
 
 CORE = (Role.CORE,)
@@ -303,7 +304,7 @@ async def test_gossiped_records_beyond_their_signers_power_change_nothing(villag
     before = founder.membership.records
     async with village.running(founder), village.network.join(member.peer) as net:
         await net.connect(founder.peer, founder.addresses())
-        await net.publish(topic(swarm.short_id), pack("news", records=forged(founder, 3)))
+        await net.publish(roster_topic(swarm.swarm_id), pack("news", records=forged(founder, 3)))
         await settle()
         assert founder.sync.statistics.refused == 3
     assert founder.membership.records is before
@@ -416,6 +417,21 @@ async def test_a_membership_that_nobody_renews_is_warned_of_before_and_after_its
             await settle()
             assert member.warnings() == {"membership-ending"}
     assert member.outcome_of(member) is Outcome.CERTIFICATE_EXPIRED
+
+
+async def test_a_node_whose_membership_was_revoked_is_told_so(village: Village) -> None:
+    founder = await village.founder()
+    member = await village.member(founder, 2)
+    async with village.running(founder), village.running(member):
+        await connect(member, founder)
+        await settle()
+        await founder.membership.revoke(RevocationKind.PEER, member.peer, reason="left")
+        await member.until(lambda: member.outcome_of(member) is Outcome.REVOKED)
+        await settle()
+        assert member.warnings() == {"membership-revoked"}
+        await member.membership.leave()
+        await settle()
+        assert member.warnings() == set()
 
 
 @pytest.mark.requirement("G-ROLE-4")

@@ -22,6 +22,7 @@ from gnusnode.net.p2p.yamux_frames import (
     HALF_CLOSED_SECONDS,
     HANDLER_GRACE,
     MAX_INBOUND_STREAMS,
+    OPENINGS,
     WINDOW,
     WRITE_SECONDS,
     YamuxOptions,
@@ -245,6 +246,26 @@ async def test_streams_over_the_limit_are_refused_and_the_others_go_on() -> None
         again = a.open()
         await trio.testing.wait_all_tasks_blocked()
         assert again.dead is None
+
+
+async def test_a_stream_that_was_opened_and_reset_in_one_breath_reaches_no_handler() -> None:
+    async with against_bytes() as (conn, peer):
+        await peer.send_all(frame(WINDOW_UPDATE, SYN, 2, 0) + frame(WINDOW_UPDATE, RST, 2, 0))
+        await peer.send_all(frame(WINDOW_UPDATE, SYN, 4, 0))
+        assert (await conn.accept_stream()).number == 4
+
+
+async def test_streams_that_are_opened_and_reset_without_end_are_refused_until_time_has_passed(
+    autojump_clock: MockClock,
+) -> None:
+    async with against_bytes() as (conn, peer):
+        for number in range(2, 2 * OPENINGS + 22, 2):
+            await peer.send_all(frame(WINDOW_UPDATE, SYN, number, 0) + frame(WINDOW_UPDATE, RST, number, 0))
+        await trio.testing.wait_all_tasks_blocked()
+        assert statistics(conn).streams_refused == 10
+        await trio.sleep(1)
+        await peer.send_all(frame(WINDOW_UPDATE, SYN, 9998, 0))
+        assert (await conn.accept_stream()).number == 9998
 
 
 async def test_a_peer_that_asks_and_does_not_read_the_answers_loses_its_connection(

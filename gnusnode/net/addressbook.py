@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from gnusnode.contracts import ids
+from gnusnode.contracts.swarm import MAX_ADDRESSES
 from gnusnode.errors import RequestError
 from gnusnode.net.port import PeerAddresses
 
@@ -20,7 +21,6 @@ AT_ONCE: Final = 0.5
 LONG_AGO: Final = 3600.0
 """Seconds after which it no longer matters that a peer was given up."""
 CAPACITY: Final = 1024
-MAX_ADDRESSES: Final = 16
 GIVE_UP: Final = 8
 """Attempts in vain after which a target that nobody configured is forgotten: about four minutes."""
 
