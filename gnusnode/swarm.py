@@ -11,7 +11,7 @@ import trio
 
 from gnusnode.contracts.roster import Roster
 from gnusnode.contracts.swarm import Role, Tier
-from gnusnode.errors import GnusError, PeerUnreachable
+from gnusnode.errors import GnusError
 from gnusnode.net.blobs import BlobServer, Puller
 from gnusnode.net.facts import NodeFacts
 from gnusnode.net.local import LocalRpc
@@ -27,8 +27,6 @@ from roles.router.facts import PeerFacts, Swarm
 
 PLANNED: Final = ("core", "elm", "memory", "verifier", "grounding")
 """Services that a plan may build on."""
-LOST_SECONDS: Final = 5.0
-"""How long a peer is asked nothing after a call to it was cut off; longer for each repetition."""
 SEEK_SECONDS: Final = 8.0
 """How long holders of a file that nobody usable announces are looked for in the DHT."""
 PROVIDE_SECONDS: Final = 60.0
@@ -94,12 +92,12 @@ class SwarmNode:
         return self.membership.standing(peer).tier is not Tier.D
 
     def report(self, peer: str, error: GnusError | None) -> None:
-        """A draft of another node came to its end: its reputation follows."""
-        if peer == self.local.peer_id:
-            return
-        self.table.rate(peer, good=error is None)
-        if isinstance(error, PeerUnreachable):
-            self.table.exclude(peer, LOST_SECONDS, error.code)
+        """A draft of another node came to its end: its reputation follows.
+
+        A lost node is not excluded: it is unusable for as long as it is away, and the router asks it last for a while.
+        """
+        if peer != self.local.peer_id:
+            self.table.rate(peer, good=error is None)
 
     def holders(self, sha256: str) -> list[str]:
         """Usable peers that announce the model file."""
