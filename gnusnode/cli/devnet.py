@@ -72,7 +72,7 @@ def _place(given: Path | None) -> Generator[Path]:
     place = Path(tempfile.mkdtemp(prefix="gnusnode-devnet-"))
     try:
         yield place
-    except BaseException:
+    except BaseException:  # Ctrl-C in the middle of a start too; it is raised on
         output.note(f"homes and logs stay in {place}")
         raise
     shutil.rmtree(place, ignore_errors=True)

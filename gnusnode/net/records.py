@@ -302,6 +302,7 @@ class RecordFiles:
             raise storage_error(error, self.folder, "cannot remove records of the swarm") from error
 
     def _put(self, record: SwarmRecord, *, durable: bool) -> None:
+        # Not ``replace_file``: that syncs the folder for each file, and thousands of records come at once.
         draft = self.folder / f".{secrets.token_hex(8)}.tmp"
         handle = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         try:
@@ -311,7 +312,7 @@ class RecordFiles:
                 if durable:
                     os.fsync(handle)
             draft.replace(self._path(record.digest))
-        except BaseException:
+        except BaseException:  # whatever stopped it, no draft is left behind; it is raised on
             draft.unlink(missing_ok=True)
             raise
 

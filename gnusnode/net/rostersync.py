@@ -85,7 +85,7 @@ class RosterSync:
             stream = await net.open_stream(peer, ROSTER)
             try:
                 moved = await exchange(stream, self._membership, renew=renew)
-            except BaseException:
+            except BaseException:  # cancelled too: nobody else knows of the stream; it is raised on
                 with trio.CancelScope(shield=True):
                     await stream.reset()
                 raise

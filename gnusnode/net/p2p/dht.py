@@ -151,7 +151,7 @@ class _Host:
         try:
             with trio.fail_after(_DIAL_SECONDS):
                 return await self._inner.new_stream(peer_id, protocols)
-        except Exception:
+        except Exception:  # the library raises many kinds; whichever it was, it is raised on
             self.leave_alone(peer_id)
             raise
 

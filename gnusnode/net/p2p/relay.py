@@ -229,7 +229,7 @@ class Relay:
             guarded = raw if psk is None else new_protected_conn(raw, psk)
             connection = await self._host.upgrade_outbound_connection(guarded, target)
             cast("Any", connection).set_transport_info([address], ConnectionType.RELAYED)
-        except BaseException:
+        except BaseException:  # cancelled too: nobody else knows of the stream; it is raised on
             with trio.CancelScope(shield=True), trio.move_on_after(1):
                 await stream.reset()
             raise
