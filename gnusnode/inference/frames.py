@@ -55,6 +55,8 @@ class ChildSpec(Record):
     threads: int = 0
     """0: measured at start."""
     gpu_layers: int = 0
+    own_weights: bool = False
+    """Read the weights into memory of the child's own, which can lie in huge pages, instead of mapping the file."""
     template: str | None = None
     """Jinja chat template that replaces the one in the file."""
     check_tensors: bool = True

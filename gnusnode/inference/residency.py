@@ -68,6 +68,7 @@ class HostedModel:
             prefill_per_step=self.prefill_per_step,
             threads=self.threads,
             gpu_layers=placement.gpu_layers,
+            own_weights=placement.own_weights,
             template=self.template,
             # While layers move to a GPU, the pages of the whole file count as resident.
             max_memory=_SLACK_SHARE * placement.ram_bytes + self.header.tensor_bytes + _SLACK,

@@ -26,8 +26,10 @@ def default_model() -> Path:
 class Raw:
     """The loop in a child; ``run(n)`` gives tokens per second over ``n`` tokens after the first."""
 
-    def __init__(self, model: Path, *, threads: int) -> None:
-        self._command = [sys.executable, __file__, str(model), str(threads)]
+    def __init__(self, model: Path, *, threads: int, own_weights: bool = False) -> None:
+        """``own_weights``: read into huge pages as the node does, not mapped from the file as llama.cpp does."""
+        self._command = [sys.executable, __file__, str(model), str(threads), *(["own"] if own_weights else [])]
+        self._tunables = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"} if own_weights else {}
 
     def __enter__(self) -> Self:
         self._child = subprocess.Popen(
@@ -36,7 +38,7 @@ class Raw:
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             text=True,
-            env=os.environ | {"OMP_WAIT_POLICY": "passive"},
+            env=os.environ | {"OMP_WAIT_POLICY": "passive"} | self._tunables,
         )
         return self
 
@@ -53,11 +55,14 @@ class Raw:
         self._child.wait(30)
 
 
-def _serve(path: str, threads: int) -> None:
+def _serve(path: str, threads: int, own_weights: bool) -> None:
     import llama_cpp.llama_cpp as llama
 
     llama.llama_backend_init()
-    model = llama.llama_model_load_from_file(path.encode(), llama.llama_model_default_params())
+    loading = llama.llama_model_default_params()
+    if own_weights:
+        loading.load_mode = llama.LLAMA_LOAD_MODE_NONE
+    model = llama.llama_model_load_from_file(path.encode(), loading)
     params = llama.llama_context_default_params()
     params.n_ctx, params.n_batch, params.n_ubatch, params.n_seq_max = 2048, 512, 512, 1
     params.n_threads = params.n_threads_batch = threads
@@ -91,4 +96,4 @@ def _serve(path: str, threads: int) -> None:
 
 
 if __name__ == "__main__":
-    _serve(sys.argv[1], int(sys.argv[2]))
+    _serve(sys.argv[1], int(sys.argv[2]), len(sys.argv) > 3)

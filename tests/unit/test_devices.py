@@ -116,6 +116,18 @@ def test_a_model_that_cannot_fit_into_memory_is_refused_with_the_figures() -> No
     assert "500 MiB" in placement.refused
 
 
+@pytest.mark.parametrize(
+    ("gpus", "ram", "own"),
+    [((), PLENTY, True), ((), 3000 * MIB, True), ((), 1500 * MIB, False), ((gpu(20_000),), PLENTY, False)],
+)
+def test_weights_lie_in_memory_of_their_own_only_on_a_cpu_that_has_plenty(
+    gpus: tuple[Device, ...], ram: int, own: bool
+) -> None:
+    placement = place(header(), n_ctx=1024, gpus=gpus, ram=ram)
+    assert not placement.refused
+    assert placement.own_weights is own
+
+
 def test_layers_on_a_gpu_take_no_main_memory() -> None:
     assert not place(header(), n_ctx=1024, gpus=(gpu(20_000),), ram=500 * MIB).refused
 

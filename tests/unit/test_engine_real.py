@@ -81,6 +81,18 @@ async def test_the_child_runs_confined() -> None:
     assert not [link for link in sockets if link.startswith("socket:")]
 
 
+@pytest.mark.parametrize("own", [True, False])
+async def test_weights_are_mapped_from_the_file_or_lie_in_memory_of_the_child(own: bool) -> None:
+    async with open_llama(spec(own_weights=own)) as engine:
+        maps = Path(f"/proc/{engine.pid}/smaps").read_text()
+        answer = await collect(engine, generation("The sea is"))
+    assert (real_model().name in maps) is not own
+    huge = sum(int(line.split()[1]) for line in maps.splitlines() if line.startswith("AnonHugePages:"))
+    if own and "[never]" not in Path("/sys/kernel/mm/transparent_hugepage/enabled").read_text():
+        assert huge * 1024 > real_model().stat().st_size / 2
+    assert answer[2].tokens
+
+
 HOST = """
 import sys, trio
 from gnusnode.inference.frames import ChildSpec

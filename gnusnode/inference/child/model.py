@@ -25,6 +25,8 @@ class Model:
         params = lib.llama_model_default_params()
         params.n_gpu_layers = spec.gpu_layers
         params.check_tensors = spec.check_tensors
+        if spec.own_weights:
+            params.load_mode = lib.LLAMA_LOAD_MODE_NONE
         # Repacked weights take another path in prefill than in decode: other bits.
         params.use_extra_bufts = spec.profile is ContextProfile.THROUGHPUT
         handle = lib.llama_model_load_from_file(os.fsencode(spec.model_path), params)
