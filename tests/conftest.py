@@ -7,6 +7,7 @@ import os
 import pytest
 from hypothesis import HealthCheck, settings
 
+import gnusnode.net.p2p  # noqa: F401 - before any test imports libp2p: what the node leaves out, the tests do too
 from gnusnode.identity import NodeIdentity
 
 # No deadlines: the machines that run the tests are shared. Derandomised in CI, so that a red run can be repeated.
