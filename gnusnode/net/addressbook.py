@@ -16,13 +16,15 @@ SHORTEST: Final = 1.0
 LONGEST: Final = 60.0
 REFUSED: Final = 600.0
 """Seconds until a peer that refuses us, or that we refuse, is tried again."""
+SILENT: Final = 30.0
+"""Seconds after which a peer that was lost and does not answer is tried again; if it comes back, it dials us."""
 AT_ONCE: Final = 0.5
 """A configured peer that was lost is dialled again within so many seconds."""
 LONG_AGO: Final = 3600.0
 """Seconds after which it no longer matters that a peer was given up."""
 CAPACITY: Final = 1024
 GIVE_UP: Final = 8
-"""Attempts in vain after which a target that nobody configured is forgotten: about four minutes."""
+"""Attempts in vain after which a target that nobody configured is forgotten: some minutes."""
 
 
 def target_of(address: str) -> PeerAddresses:
@@ -43,7 +45,7 @@ def target_of(address: str) -> PeerAddresses:
 
 @dataclass
 class Target:
-    """A peer that one may dial. ``due``: not before."""
+    """A peer that one may dial. ``due``: not before. ``lost``: it was connected, and nothing was heard of it since."""
 
     peer: str
     due: float
@@ -51,6 +53,7 @@ class Target:
     addresses: list[str] = field(default_factory=list[str])
     failures: int = 0
     refused: bool = False
+    lost: bool = False
 
 
 class AddressBook:
@@ -108,7 +111,8 @@ class AddressBook:
         if (target := self._targets.get(peer)) is None:
             return
         target.failures += 1
-        target.due = now + self._backoff(target.failures)
+        silent = SILENT if target.lost and not target.configured else 0.0
+        target.due = now + max(silent, self._backoff(target.failures))
         if target.failures >= GIVE_UP and not target.configured:
             del self._targets[peer]
             self._given_up = {p: until for p, until in self._given_up.items() if until + LONG_AGO > now}
@@ -117,7 +121,7 @@ class AddressBook:
     def welcomed(self, peer: str) -> None:
         """The peer is authenticated."""
         if (target := self._targets.get(peer)) is not None:
-            target.failures, target.refused = 0, False
+            target.failures, target.refused, target.lost = 0, False, False
             self._given_up.pop(peer, None)
 
     def lost(self, peer: str, now: float) -> None:
@@ -125,11 +129,19 @@ class AddressBook:
         target = self._targets.get(peer)
         if target is None or target.refused:
             return
+        target.lost = True
         if target.configured:
             target.failures, target.due = 0, now + AT_ONCE * self._rng.random()
         else:
             target.failures = max(1, target.failures)
             target.due = now + self._backoff(target.failures)
+
+    def heard(self, peer: str, now: float) -> None:
+        """The peer has just said something, if only through others: one that was lost is worth an attempt."""
+        target = self._targets.get(peer)
+        if target is not None and target.lost:
+            target.lost = False
+            target.due = min(target.due, now + self._backoff(target.failures))
 
     def refused(self, peer: str, now: float) -> None:
         """One side does not want the other: no use to come back soon."""

@@ -82,6 +82,8 @@ class Dialer:
         now = trio.current_time()
         if self._book.add(peer, now, configured=source == "configured", hearsay=source == "dht"):
             self._table.discovered(peer.peer, peer.addresses, source)
+            if source == "mdns":
+                self._book.heard(peer.peer, now)
             self._kick.set()
 
     def reopen(self) -> None:
@@ -188,7 +190,9 @@ class Dialer:
             return
         announcement = after.announcement
         if announcement is not None and (change.before is None or change.before.announcement is not announcement):
-            self._book.add(PeerAddresses(change.peer, announcement.addresses), trio.current_time())
+            now = trio.current_time()
+            self._book.add(PeerAddresses(change.peer, announcement.addresses), now)
+            self._book.heard(change.peer, now)
             self._kick.set()
         if after.state is PeerState.USABLE:
             self._book.welcomed(change.peer)

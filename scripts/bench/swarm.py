@@ -1,6 +1,7 @@
-"""What a swarm costs and how fast it heals: start, remote hop, decode over a peer, failover, idling, many nodes.
+"""What a swarm costs and how fast it heals: start, remote hop, decode over a peer, failover,
+many chats, idling, many nodes.
 
-    python scripts/bench/swarm.py [start hop decode failover idle devnet] [--rounds N] [--nodes N]
+    python scripts/bench/swarm.py [start hop decode failover chats idle devnet] [--rounds N] [--nodes N]
 
 Local and remote are interleaved within one run and asked of the same engine; figures are printed raw. ``idle`` counts
 the bytes on the wire where a namespace lab is possible (root), and says so where it is not.
@@ -9,6 +10,7 @@ the bytes on the wire where a namespace lab is possible (root), and says so wher
 from __future__ import annotations
 
 import argparse
+import http.client
 import json
 import os
 import random
@@ -18,8 +20,11 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -163,6 +168,80 @@ def failover(rounds: int, _: int) -> dict[str, Any]:
     return {"rounds": rounds, "identical": identical, "ends": ends, "longest_gap_s": record.spread(gaps)}
 
 
+@dataclass(frozen=True)
+class Chat:
+    """One of many chats at once: how it ended, where it was answered, and when."""
+
+    status: int
+    node: str
+    end: str
+    retry_after: bool
+    first_s: float
+    whole_s: float
+
+
+def one_chat(port: int, number: int, tokens: int) -> Chat:
+    words = ["sea", "bread", "moon", "winter", "cat", "river", "clock", "garden"]
+    messages = [{"role": "user", "content": f"Chat {number}: tell me about the {words[number % len(words)]}."}]
+    body = {"model": "gnus", "messages": messages, "max_tokens": tokens, "temperature": 0, "stream": True}
+    began, first, end = time.perf_counter(), 0.0, "none"
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=300)
+    try:
+        connection.request("POST", "/v1/chat/completions", json.dumps(body), {"Content-Type": "application/json"})
+        answer = connection.getresponse()
+        node, retry = answer.getheader("x-gnus-node") or "", answer.getheader("retry-after") is not None
+        for line in answer:
+            if line.startswith(b"data: "):
+                first = first or time.perf_counter() - began
+                end = "error" if b'"error"' in line else "done" if b"[DONE]" in line else end
+        return Chat(answer.status, node, end, retry, first, time.perf_counter() - began)
+    finally:
+        connection.close()
+
+
+def at_once(member: Member, count: int, tokens: int) -> tuple[list[Chat], list[float]]:
+    """So many chats started together, and the milliseconds that ``/healthz`` took beside them."""
+    port = int(member.running.run_info()["api"].rsplit(":", 1)[1])
+    health: list[float] = []
+    with ThreadPoolExecutor(count) as pool:
+        asked = [pool.submit(one_chat, port, number, tokens) for number in range(count)]
+        while not all(one.done() for one in asked):
+            began = time.perf_counter()
+            status, _ = member.request("GET", "/healthz")
+            health.append((time.perf_counter() - began) * 1000)
+            assert status == 200
+            time.sleep(0.05)
+        return [one.result() for one in asked], health
+
+
+def chats(_: int, __: int) -> dict[str, Any]:
+    """64 chats of 48 tokens at once over three workers; then 400, which is more than may wait."""
+    figures: dict[str, Any] = {}
+    with nodes() as made:
+        made.found()
+        for name in ("b", "c", "d"):
+            made.join(name, env={"GNUSNODE_INFERENCE__THREADS": "1"}).await_ready()
+        made.first.await_usable(3)
+        made.first.await_answer()
+        for count, tokens in ((64, 48), (400, 4)):
+            found, health = at_once(made.first, count, tokens)
+            served = [one for one in found if one.status == 200]
+            whole = [one.whole_s for one in served]
+            figures[str(count)] = {
+                "outcomes": Counter(f"{one.status} {one.end}" for one in found),
+                "refused_without_retry_after": sum(one.status != 200 and not one.retry_after for one in found),
+                "refused_within_s": max((one.whole_s for one in found if one.status != 200), default=None),
+                "by_node": sorted(Counter(one.node for one in served).values()),
+                "first_word_s": record.spread([one.first_s for one in served], 2),
+                "whole_s": record.spread(whole, 2),
+                "jain_fairness": round(sum(whole) ** 2 / (len(whole) * sum(value**2 for value in whole)), 3),
+                "healthz_p50_ms": round(percentile(health, 0.5), 1),
+                "healthz_p95_ms": round(percentile(health, 0.95), 1),
+            }
+            made.first.until(lambda: sum(member.streams_active() for member in made.members) == 0, "is idle again")
+    return figures
+
+
 def idle(_: int, __: int) -> dict[str, Any]:
     """One of four nodes without models: memory, CPU and, in a lab, bytes on the wire."""
     reason = why_not()
@@ -210,8 +289,9 @@ def devnet(rounds: int, count: int) -> dict[str, Any]:
         mesh_s = usable_s + _seconds_until(lambda: _least_usable(homes) == count - 1)
         processes = [psutil.Process(node["pid"]) for node in found]
         rss = [process.memory_info().rss / 1e6 for process in processes]
-        before = [sum(process.cpu_times()[:2]) for process in processes]
+        before, octets = [sum(process.cpu_times()[:2]) for process in processes], _loopback_octets()
         time.sleep(IDLE_S / 2)
+        octets = _loopback_octets() - octets
         cpu = [
             (sum(process.cpu_times()[:2]) - past) / (IDLE_S / 2) * 100
             for process, past in zip(processes, before, strict=True)
@@ -233,8 +313,14 @@ def devnet(rounds: int, count: int) -> dict[str, Any]:
             "full_mesh_s": round(mesh_s, 1),
             "rss_mb": record.spread(rss, 1),
             "idle_cpu_percent": record.spread(cpu, 2),
+            "idle_sent_b_s_each": round(octets / (IDLE_S / 2) / count),
             "mesh_again_after_kill_s": record.spread(rejoined, 1) if rejoined else None,
         }
+
+
+def _loopback_octets() -> int:
+    """Bytes that went over the loopback so far, whoever's they were, headers included; 0 where it cannot be seen."""
+    return getattr(psutil.net_io_counters(pernic=True).get("lo"), "bytes_sent", 0)
 
 
 def _least_usable(homes: Sequence[Path]) -> int:
@@ -271,6 +357,7 @@ BENCHES: dict[str, Callable[[int, int], dict[str, Any]]] = {
     "hop": hop,
     "decode": decode,
     "failover": failover,
+    "chats": chats,
     "idle": idle,
     "devnet": devnet,
 }

@@ -13,7 +13,7 @@ from gnusnode.contracts.outcome import Outcome
 from gnusnode.contracts.roster import Standing
 from gnusnode.contracts.swarm import NodeAnnouncement, OfferedArtifact, Role, Tier
 from gnusnode.errors import DataError, NotFound, RequestError
-from gnusnode.net.addressbook import AT_ONCE, CAPACITY, GIVE_UP, LONGEST, AddressBook, addresses_of, target_of
+from gnusnode.net.addressbook import AT_ONCE, CAPACITY, GIVE_UP, LONGEST, SILENT, AddressBook, addresses_of, target_of
 from gnusnode.net.conduct import HALF_LIFE, Conduct
 from gnusnode.net.instances import FORGET, GRACE, InstanceWatch, Sighting, is_rival
 from gnusnode.net.peerentry import Introduction, Link, PeerState, Refusal
@@ -395,6 +395,27 @@ class TestAddressBook:
         due = {target.peer: target.due for target in book.due(200, (), only_configured=False)}
         assert due[A] - 100 <= AT_ONCE
         assert due[B] - 100 >= 1
+
+    def test_a_lost_peer_that_does_not_answer_is_left_alone_until_something_is_heard_of_it(self) -> None:
+        book = self.book()
+        book.add(PeerAddresses(A, ("/ip4/10.0.0.1/tcp/1",)), 0)
+        book.lost(A, 100)
+        assert book.next_due((), only_configured=False) <= 102
+        book.failed(A, 102)
+        assert book.next_due((), only_configured=False) >= 102 + SILENT
+        book.heard(A, 110)
+        assert book.next_due((), only_configured=False) <= 114
+        book.failed(A, 114)  # somebody else hears it, and we cannot reach it: the usual backoff
+        assert book.next_due((), only_configured=False) <= 114 + LONGEST
+        book.heard(A, 115)
+        assert book.next_due((), only_configured=False) > 115, "each word of it brings no attempt of its own"
+
+    def test_a_configured_peer_that_is_lost_is_sought_all_the_time(self) -> None:
+        book = self.book()
+        book.add(PeerAddresses(A, ("/ip4/10.0.0.1/tcp/1",)), 0, configured=True)
+        book.lost(A, 100)
+        book.failed(A, 101)
+        assert book.next_due((), only_configured=False) <= 103
 
     def test_hearsay_crowds_out_neither_a_configured_address_nor_grows_without_bound(self) -> None:
         book = self.book()
