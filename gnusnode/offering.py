@@ -12,7 +12,7 @@ import trio
 
 from gnusnode.config.paths import Home
 from gnusnode.config.settings import RemoteEngine, Settings
-from gnusnode.contracts.generation import EngineInfo
+from gnusnode.contracts.generation import ContextProfile, EngineInfo
 from gnusnode.contracts.plan import ExpertRole
 from gnusnode.contracts.services import ExpertCard
 from gnusnode.contracts.swarm import MAX_EXPERTS, OfferedArtifact
@@ -178,6 +178,7 @@ class Offering:
             embeddings=embeddings,
             n_ctx=min(inference.n_ctx, model.header.context_train),
             slots=inference.slots,
+            canonical_slots=min(inference.slots, inference.canonical_slots),
             batch=inference.batch,
             prefill_per_step=inference.prefill_per_step,
             threads=inference.threads,
@@ -226,7 +227,10 @@ async def open_offering(
     async with AsyncExitStack() as stack:
         manager = await stack.enter_async_context(
             open_manager(
-                settings=ManagerSettings(limits=_engine_limits(settings)),
+                settings=ManagerSettings(
+                    ready=tuple(ContextProfile) if inference.canonical_ready else (ContextProfile.THROUGHPUT,),
+                    limits=_engine_limits(settings),
+                ),
                 devices=devices,
                 crashes=crashes,
                 notify=lambda name, fields: _tell(observer, name, fields),
@@ -272,7 +276,7 @@ def _engine_limits(settings: Settings) -> EngineLimits:
             waiting=inference.max_queued,
             waiting_per_tenant=inference.max_queued_per_tenant,
             # One slot is never one tenant's to take: whoever comes next begins at once.
-            running_per_tenant=max(1, inference.slots - 1),
+            left_to_others=1,
         ),
     )
 

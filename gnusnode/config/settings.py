@@ -182,6 +182,17 @@ class InferenceSettings(Section):
         default=8192, ge=256, le=2**24, description="Context of one model, in tokens, shared by its slots."
     )
     slots: int = Field(default=8, ge=1, le=64, description="Generations that run together in one model.")
+    canonical_slots: int = Field(
+        default=4,
+        ge=1,
+        le=64,
+        description="The same in the canonical (bit-exact) profile, where each slot has a whole context of its own.",
+    )
+    canonical_ready: bool = Field(
+        default=False,
+        description="Load models in the canonical profile at start too, and not with the first request for it:"
+        " bit-exact answers then begin, and go on after the loss of a node, without waiting for a load.",
+    )
     batch: int = Field(default=512, ge=32, le=16_384, description="Most tokens of one decode call.")
     prefill_per_step: int = Field(
         default=256,

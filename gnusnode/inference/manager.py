@@ -56,11 +56,13 @@ class ManagerSettings:
         ram: bytes for all engines; None: nine tenths of what is free at start.
         nice: how much less of the CPU engines get, 0 … 19.
         calibrate: find out the determinism class at the first canonical load of an artifact.
+        ready: profiles that are loaded at start, in this order; others are with the first request for them.
     """
 
     ram: int | None = None
     nice: int = 0
     calibrate: bool = True
+    ready: tuple[ContextProfile, ...] = (ContextProfile.THROUGHPUT,)
     limits: EngineLimits = field(default_factory=EngineLimits)
 
 
@@ -72,11 +74,13 @@ class EngineManager:
         nursery: trio.Nursery,
         hosts: Hosts,
         *,
+        ready: tuple[ContextProfile, ...],
         crashes: CrashLedger,
         notify: Notify,
     ) -> None:
         self._nursery = nursery
         self._hosts = hosts
+        self._ready = ready
         self._crashes = crashes
         self._notify = notify
         self._models: dict[str, HostedModel] = {}
@@ -272,7 +276,9 @@ class EngineManager:
     async def _try_to_load(self, model: HostedModel) -> bool:
         """Brings a model up; whether it failed in a way that may pass."""
         try:
-            await self._hosts.bring_up(model, _THROUGHPUT)
+            for profile in self._ready:
+                if profile is ContextProfile.THROUGHPUT or not model.embeddings:
+                    await self._hosts.bring_up(model, profile)
         except GnusError as error:
             self._notify("engine_load_failed", {"model": model.name, "reason": str(error)})
             return isinstance(error, EngineFailed)
@@ -344,7 +350,7 @@ async def open_manager(
                 notify=notify,
                 on_determinism=on_determinism,
             )
-            manager = EngineManager(nursery, hosts, crashes=ledger, notify=notify)
+            manager = EngineManager(nursery, hosts, ready=settings.ready, crashes=ledger, notify=notify)
             for model in models:
                 manager.add(model)
             try:

@@ -30,7 +30,7 @@ class QueueLimits:
     Attributes:
         waiting: jobs that may wait, over all tenants.
         waiting_per_tenant: jobs of one tenant that may wait.
-        running_per_tenant: slots that one tenant may hold; None: all.
+        left_to_others: slots that one tenant may not hold, though always one.
         weights: shares of tenants that differ from 1.
         lift_after: seconds of waiting that lift a job by one priority class.
         patience: seconds that a job waits before others have to end their turn for it.
@@ -38,7 +38,7 @@ class QueueLimits:
 
     waiting: int = 256
     waiting_per_tenant: int = 64
-    running_per_tenant: int | None = None
+    left_to_others: int = 0
     weights: dict[str, float] = field(default_factory=dict[str, float])
     lift_after: float = 10.0
     patience: float = 3.0
@@ -198,9 +198,9 @@ class FairQueue(Generic[T]):
 
     def _heads(self, now: float, leaving: str | None = None) -> Iterator[tuple[int, float, float, Ticket[T]]]:
         """The first job of each line that may run: (class, tokens served, since, ticket)."""
-        most = self._limits.running_per_tenant
+        most = max(1, self.slots - self._limits.left_to_others)
         for name, state in self._tenants.items():
-            if most is not None and state.running - (name == leaving) >= most:
+            if state.running - (name == leaving) >= most:
                 continue
             for priority, line in state.waiting.items():
                 lifted = int((now - line[0].since) / self._limits.lift_after)

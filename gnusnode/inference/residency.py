@@ -31,6 +31,7 @@ class HostedModel:
         template: chat template that replaces the file's.
         embeddings: runs for vectors, not for text.
         n_ctx: tokens of context, shared by ``slots`` in the throughput profile and per job in the canonical one.
+        canonical_slots: jobs that run together in the canonical profile; None: ``slots``.
         gpu_layers: ceiling; None: as many as fit.
         pinned: is never put out for another.
         determinism: class found by an earlier calibration; ``C``: none was done.
@@ -44,6 +45,7 @@ class HostedModel:
     embeddings: bool = False
     n_ctx: int = 4096
     slots: int = 8
+    canonical_slots: int | None = None
     batch: int = 512
     prefill_per_step: int = 256
     threads: int = 0
@@ -53,7 +55,12 @@ class HostedModel:
 
     def cells(self, profile: ContextProfile) -> int:
         """Tokens of context that the profile allocates."""
-        return self.n_ctx * (self.slots if profile is ContextProfile.CANONICAL else 1)
+        return self.n_ctx * (self.slots_of(profile) if profile is ContextProfile.CANONICAL else 1)
+
+    def slots_of(self, profile: ContextProfile) -> int:
+        if profile is ContextProfile.CANONICAL and self.canonical_slots is not None:
+            return self.canonical_slots
+        return self.slots
 
     def spec(self, profile: ContextProfile, placement: Placement) -> ChildSpec:
         return ChildSpec(
@@ -63,7 +70,7 @@ class HostedModel:
             profile=profile,
             embeddings=self.embeddings,
             n_ctx=self.n_ctx,
-            slots=self.slots,
+            slots=self.slots_of(profile),
             batch=self.batch,
             prefill_per_step=self.prefill_per_step,
             threads=self.threads,

@@ -40,6 +40,7 @@ from tests.swarm.swarmlab import APART, Member, Swarm, chat, stream, swarm
 
 SETTLE_S = 20.0
 IDLE_S = 60.0
+ONE_THREAD = {"GNUSNODE_INFERENCE__THREADS": "1"}
 
 
 @contextmanager
@@ -141,10 +142,11 @@ def failover(rounds: int, _: int) -> dict[str, Any]:
     with nodes() as made:
         made.found()
         for name in ("worker-a", "worker-b"):
-            made.join(name, env={"GNUSNODE_INFERENCE__THREADS": "1"})
+            made.join(name, env=ONE_THREAD | {"GNUSNODE_INFERENCE__CANONICAL_READY": "true"})
         workers = made.members[1:]
         for worker in workers:
             worker.await_ready()
+            worker.until(lambda worker=worker: _engines(worker) == 2, "has both profiles")
         made.first.await_usable(2)
         expected = made.first.await_answer(max_tokens=240)["choices"][0]["message"]["content"]
         for _ in range(rounds):
@@ -164,8 +166,16 @@ def failover(rounds: int, _: int) -> dict[str, Any]:
             for worker in workers:
                 if worker.running.process.poll() is not None:
                     worker.restart()
+                worker.until(lambda worker=worker: _engines(worker) == 2, "has both profiles")
             made.first.await_usable(2)
     return {"rounds": rounds, "identical": identical, "ends": ends, "longest_gap_s": record.spread(gaps)}
+
+
+def _engines(member: Member) -> int:
+    """Engines that have become ready since the process began."""
+    lines = member.request("GET", "/metrics")[1].splitlines()
+    wanted = 'gnusnode_events_total{name="engine.changed"} '
+    return sum(int(float(line.removeprefix(wanted))) for line in lines if line.startswith(wanted))
 
 
 @dataclass(frozen=True)
@@ -220,7 +230,7 @@ def chats(_: int, __: int) -> dict[str, Any]:
     with nodes() as made:
         made.found()
         for name in ("b", "c", "d"):
-            made.join(name, env={"GNUSNODE_INFERENCE__THREADS": "1"}).await_ready()
+            made.join(name, env=ONE_THREAD).await_ready()
         made.first.await_usable(3)
         made.first.await_answer()
         for count, tokens in ((64, 48), (400, 4)):

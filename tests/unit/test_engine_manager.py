@@ -89,6 +89,27 @@ async def test_a_model_loads_with_the_first_request_and_only_once(opener: Opener
     assert opener.up == []
 
 
+async def test_the_canonical_profile_has_slots_of_its_own_number(opener: Opener) -> None:
+    async with manager_of(opener, model(slots=8, canonical_slots=3)) as manager:
+        await manager.engine("m")
+        await manager.engine("m", CANONICAL)
+    assert [(spec.profile, spec.slots) for spec in opener.specs] == [(THROUGHPUT, 8), (CANONICAL, 3)]
+    assert model(n_ctx=100, slots=8, canonical_slots=3).cells(CANONICAL) == 300
+
+
+async def test_models_are_loaded_at_start_in_the_profiles_that_are_to_be_ready(opener: Opener) -> None:
+    settings = ManagerSettings(ram=10**12, calibrate=False, ready=(THROUGHPUT, CANONICAL))
+    models = (model("chat"), model("vectors", embeddings=True))
+    async with open_manager(models, settings=settings, open_engine=opener) as manager:
+        manager.preload(["chat", "vectors"])
+        with trio.fail_after(PATIENCE):
+            while len(opener.up) < 3:
+                await trio.testing.wait_all_tasks_blocked()
+        assert [(spec.model_name, spec.profile) for spec in opener.specs] == [
+            ("chat", THROUGHPUT), ("chat", CANONICAL), ("vectors", THROUGHPUT),
+        ]  # fmt: skip
+
+
 async def test_an_unknown_model_is_named_with_those_that_exist(opener: Opener) -> None:
     async with manager_of(opener, model()) as manager:
         with pytest.raises(ModelNotFound, match="known: m"):

@@ -113,7 +113,7 @@ def test_slots_are_handed_out_once_and_come_back() -> None:
 
 
 def test_a_tenant_cannot_hold_more_slots_than_it_may() -> None:
-    queue = FairQueue[str](4, QueueLimits(running_per_tenant=1))
+    queue = FairQueue[str](4, QueueLimits(left_to_others=3))
     for item in "abc":
         offer(queue, item)
     assert queue.take(0.0) is not None
@@ -197,7 +197,7 @@ def test_only_what_comes_first_counts_as_work_before_a_request() -> None:
 
 
 def test_patience_is_lost_by_those_only_who_may_have_a_slot() -> None:
-    queue = FairQueue[str](2, QueueLimits(patience=3.0, running_per_tenant=1))
+    queue = FairQueue[str](2, QueueLimits(patience=3.0, left_to_others=1))
     for index in range(2):
         offer(queue, f"a{index}")
     queue.take(0.0)
@@ -304,7 +304,7 @@ def test_the_ledger_forgets_the_oldest_requests_first() -> None:
 
 
 def test_a_tenant_at_its_limit_presses_its_own_jobs_only() -> None:
-    queue = FairQueue[str](8, QueueLimits(running_per_tenant=1, patience=3))
+    queue = FairQueue[str](8, QueueLimits(left_to_others=7, patience=3))
     offer(queue, "first", tenant="a")
     offer(queue, "second", tenant="a")
     assert queue.take(0.0) is not None
