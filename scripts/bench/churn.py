@@ -1,6 +1,7 @@
-"""Nodes that come and go: a thousand connections, ten restarts with one key, a killed bootstrap node, a dead peer.
+"""Nodes that come and go: a thousand connections, ten restarts with one key, a killed bootstrap node, a dead peer,
+addresses that lead nowhere.
 
-    python scripts/bench/churn.py [connects restarts bootstrap dead] [--connects N]
+    python scripts/bench/churn.py [connects restarts bootstrap dead nowhere] [--connects N]
 
 The nodes are whole daemons without models, with the product's own times.
 """
@@ -10,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import socket
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -25,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 import record
 from swarm import nodes
 
-from tests.swarm.swarmlab import Member, Swarm
+from tests.swarm.swarmlab import Member, Swarm, free_port
 
 POLL_S = 0.05
 TTL_S = 30.0
@@ -146,6 +148,27 @@ def bootstrap(_: int) -> dict[str, Any]:
         }
 
 
+def nowhere(_: int) -> dict[str, Any]:
+    """Start to usable when the first addresses of the only bootstrap peer are a black hole and a mute port."""
+    with nodes() as made, socket.socket() as mute:
+        made.found()
+        mute.bind(("127.0.0.1", free_port()))
+        mute.listen()
+        peer, port = made.first.peer_id, mute.getsockname()[1]
+        joiner = made.join("joiner", "--no-model", start=False)
+        lost = [f"/ip6/100::1/tcp/4001/p2p/{peer}", f"/ip4/127.0.0.1/tcp/{port}/p2p/{peer}", made.first.address]
+        flags = [word for address in lost for word in ("--peer", address)]
+        times = []
+        for _ in range(5):
+            began = time.perf_counter()
+            joiner.start(*flags)
+            joiner.await_usable(1)
+            times.append(time.perf_counter() - began)
+            joiner.stop()
+            made.first.await_usable(0)
+        return {"usable_s": record.spread(times, 2)}
+
+
 def dead(_: int) -> dict[str, Any]:
     """A peer is killed: when it is out, how often it is dialled, when it leaves the table."""
     with mesh("b", "victim") as made:
@@ -171,6 +194,7 @@ BENCHES: dict[str, Callable[[int], dict[str, Any]]] = {
     "restarts": restarts,
     "bootstrap": bootstrap,
     "dead": dead,
+    "nowhere": nowhere,
 }
 
 
