@@ -135,18 +135,13 @@ class SwarmNode:
     def status(self) -> dict[str, Any]:
         """For ``gnusnode status``."""
         status = self.desk.swarm_status()
-        counts = self.table.counts()
         return {
             "id": status["swarm_id"],
             "name": status["name"],
             "state": status["state"],
             "roles": status.get("roles", []),
             "addresses": list(self.net.addresses()) if self.net else [],
-            "peers": asdict(counts),
-            "discovered": counts.discovered,
-            "dialled": counts.dialled,
-            "authenticated": counts.authenticated,
-            "usable": counts.usable,
+            "peers": asdict(self.table.counts()),
         }
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:

@@ -23,7 +23,7 @@ MIN_FREE_BYTES = 1_000_000_000
 
 @guarded
 def doctor(home: HomeOption = None, as_json: JsonOption = False) -> None:
-    """Check installation, home, key, store, models, devices and confinement. Exit code 1 when something is broken."""
+    """Check installation, home, key, store, models, devices, confinement, swarm. Exit code 1: something is broken."""
     place = home_of(home)
     checks: dict[str, Callable[[], Finding]] = {
         "python": _python,
@@ -36,6 +36,8 @@ def doctor(home: HomeOption = None, as_json: JsonOption = False) -> None:
         "models": lambda: _models(place),
         "devices": _devices,
         "confinement": _confinement,
+        "network": _network,
+        "swarm": lambda: _swarm(place),
         "node": lambda: _node(place),
     }
     findings = {name: _guard(check) for name, check in checks.items()}
@@ -190,6 +192,38 @@ def _confinement() -> Finding:
         f"{label}: {', '.join(names)}" for label, names in (("not refused", open_doors), ("broken", broken)) if names
     )
     return "warning", found, "the kernel or container of this machine lacks a control; see docs/architecture.md"
+
+
+def _network() -> Finding:
+    from gnusnode.net.p2p.hardening import VERSION, require_version
+
+    require_version()
+    return "ok", f"libp2p {VERSION}", ""
+
+
+def _swarm(place: Any) -> Finding:
+    """What the folder says, and what the running node says of its peers."""
+    from gnusnode.cli.client import NodeClient
+    from gnusnode.cli.peers import summary
+    from gnusnode.errors import NotRunning
+    from gnusnode.net.swarmfolder import SwarmFolder
+
+    state = SwarmFolder(place.root).state()
+    if state is None:
+        return "ok", "belongs to none", ""
+    if state.pending:
+        return (
+            "warning",
+            f"{state.name}: the token is not redeemed yet",
+            "start a node that can reach the one that invited",
+        )
+    try:
+        peers = NodeClient.of(place.root, timeout=10).get("/gnus/v1/status")["swarm"]["peers"]
+    except NotRunning:
+        return "ok", f"member of {state.name}, not running", ""
+    found = f"member of {state.name}: {summary(peers)}"
+    alone = state.bootstrap and not peers["usable"]
+    return ("warning", found, "gnusnode peers list says why") if alone else ("ok", found, "")
 
 
 def _node(place: Any) -> Finding:

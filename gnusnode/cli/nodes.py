@@ -171,7 +171,7 @@ def _usable(home: Path, pid: int, others: bool) -> dict[str, Any] | None:
         swarm = client.get("/gnus/v1/status")["swarm"]
     except NotRunning:  # it is so busy starting that it does not answer yet
         return None
-    return run if ready == 200 and (not others or swarm.get("usable", 0) > 0) else None
+    return run if ready == 200 and (not others or swarm["peers"]["usable"] > 0) else None
 
 
 async def _invitations(first: NodePlan, joiners: Sequence[NodePlan]) -> dict[str, str]:

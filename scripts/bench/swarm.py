@@ -339,7 +339,8 @@ def _least_usable(homes: Sequence[Path]) -> int:
     from gnusnode.errors import GnusError
 
     try:
-        return min(NodeClient.of(home, timeout=10).get("/gnus/v1/status")["swarm"]["usable"] for home in homes)
+        states = [NodeClient.of(home, timeout=10).get("/gnus/v1/status")["swarm"]["peers"] for home in homes]
+        return min(state["usable"] for state in states)
     except GnusError:
         return -1
 

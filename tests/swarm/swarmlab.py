@@ -127,8 +127,9 @@ class Member:
             return response.status, json.loads(data) if is_json else data.decode()
 
     def status(self) -> dict[str, Any]:
-        """Of the swarm: name, id, state and the counters discovered, dialled, authenticated, usable."""
-        return self.request("GET", "/gnus/v1/status")[1]["swarm"]
+        """Of the swarm: name, id, state, and the counters of its peers beside them: discovered, usable and so on."""
+        swarm = self.request("GET", "/gnus/v1/status")[1]["swarm"]
+        return swarm | swarm["peers"]
 
     def peers(self) -> dict[str, dict[str, Any]]:
         """The peer table by PeerID."""

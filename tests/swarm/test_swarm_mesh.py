@@ -96,6 +96,8 @@ def test_the_commands_show_the_mesh(lab: Swarm) -> None:
     assert {entry["peer_id"] for entry in named} >= {other.peer_id for other in lab.members}
     shown = member.command("status")
     assert "lab" in shown
+    checked = member.json("doctor")["swarm"]
+    assert (checked["level"], "3 usable" in checked["found"]) == ("ok", True)
 
 
 def test_a_node_that_leaves_is_gone_from_the_others_tables(lab: Swarm) -> None:

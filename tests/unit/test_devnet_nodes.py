@@ -38,7 +38,7 @@ if (home.parent / "stubborn").exists():
 
 class Answer(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
-        body = json.dumps({"swarm": {"usable": 1}}).encode()
+        body = json.dumps({"swarm": {"peers": {"usable": 1}}}).encode()
         self.send_response(200)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
