@@ -11,6 +11,7 @@ swarm as ``to_wire`` dictionaries and come back as the same class.
     │   ├── ContextTooLong      400  prompt and max_tokens do not fit the model's context
     │   ├── Unauthenticated     401
     │   ├── Forbidden           403
+    │   │   └── ToolBlocked     403  a tool call that was not made (carries the reason code)
     │   ├── NotFound            404
     │   │   └── ModelNotFound   404
     │   ├── MethodNotAllowed    405
@@ -166,6 +167,26 @@ class Forbidden(RequestError):
     kind = "permission_error"
     status = 403
     exit_code = 1
+
+
+class ToolBlocked(Forbidden):
+    """A tool call that was not made. ``reason`` is a code such as ``APPROVAL_REQUIRED``; ``what`` begins with it."""
+
+    code = "tool_blocked"
+
+    def __init__(self, reason: str, words: str = "", **fields: Any) -> None:
+        super().__init__(f"{reason}: {words}" if words else reason, **fields)
+
+    @property
+    def reason(self) -> str:
+        return self.what.partition(":")[0]
+
+    @classmethod
+    def rebuild(
+        cls, what: str, *, where: str | None, hint: str | None, param: str | None, retry_after: float | None
+    ) -> Self:
+        reason, _, words = what.partition(": ")
+        return cls(reason, words, where=where, hint=hint, param=param, retry_after=retry_after)
 
 
 class NotFound(RequestError):

@@ -25,6 +25,9 @@ from gnusnode.contracts.fields import (
 from gnusnode.contracts.ids import Name, Nonce, PeerId, Sha256, Signature, Uuid
 
 MAX_ATTESTATION_MS: Final = 3_600_000
+MAX_APPROVAL_MS: Final = 3_600_000
+NEEDS_APPROVAL: Final = "APPROVAL_REQUIRED"
+"""``reason_code`` of an attestation that is good for execution only together with a person's approval."""
 RequestLine = Annotated[str, StringConstraints(max_length=4096)]
 ToolName = Annotated[str, StringConstraints(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
 
@@ -117,7 +120,8 @@ class DryRunResult(Record):
 class ToolAttestation(SignedRecord):
     """The intermediary's word on one proposal; without it nothing is executed, read or remembered (18.1.3.8.6).
 
-    ``args_hash`` binds the exact arguments, ``plan_hash`` the plan under which they were judged.
+    ``args_hash`` binds the exact arguments, ``plan_hash`` the plan under which they were judged. ``provenance_hash`` is
+    the digest of the ``DryRunResult`` before the call is made, and of the ``SanitizedData`` after it.
     """
 
     record_name: ClassVar[str] = "tool-attestation"
@@ -149,6 +153,41 @@ class ToolAttestation(SignedRecord):
         if self.safe_to_execute and not self.dry_run_ok:
             raise ValueError("safe_to_execute without a successful dry-run")
         check_lifetime(self.timestamp_ms, self.expires_at_ms, MAX_ATTESTATION_MS)
+        return self
+
+
+class Decision(StrEnum):
+    APPROVE = "approve"
+    DENY = "deny"
+
+
+class ToolApproval(SignedRecord):
+    """What a person decided on one attested call, signed by the node at which it was asked (18.1.3.8.11).
+
+    ``attestation_hash`` binds everything that was shown: arguments, plan, policy, dry-run. Good for one execution.
+    """
+
+    record_name: ClassVar[str] = "tool-approval"
+    issued_field: ClassVar[str] = "decided_at_ms"
+
+    request_id: Uuid
+    tool_call_id: Uuid
+    attestation_hash: Sha256
+    args_hash: Sha256
+    shown_hash: Sha256
+    """Of what the person saw, arguments and all."""
+    decision: Decision
+    decided_by: Name
+    """The API key or local user through which the person spoke; never a model."""
+    signature: Signature
+    signer: PeerId
+    decided_at_ms: Moment
+    expires_at_ms: Moment
+    nonce: Nonce
+
+    @model_validator(mode="after")
+    def _bounded_lifetime(self) -> ToolApproval:
+        check_lifetime(self.decided_at_ms, self.expires_at_ms, MAX_APPROVAL_MS)
         return self
 
 

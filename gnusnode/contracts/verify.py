@@ -33,7 +33,7 @@ from gnusnode.contracts.swarm import (
     Role,
     Tier,
 )
-from gnusnode.contracts.tools import CapabilityManifest, ToolAttestation
+from gnusnode.contracts.tools import CapabilityManifest, ToolApproval, ToolAttestation
 
 __all__ = [
     "AUTHORITY",
@@ -260,6 +260,7 @@ AUTHORITY: Final[dict[type[SignedRecord], Authority]] = {
     CapabilityManifest: _voucher,
     ChunkManifest: _voucher,
     ToolAttestation: _one_of(Role.INTERMEDIARY),
+    ToolApproval: _one_of(Role.INTERMEDIARY),
     MemoryEvent: _one_of(Role.MEMORY),
     Vote: _one_of(Role.MEMORY, Role.VERIFIER),
     TaskRecord: _one_of(Role.SETTLEMENT),

@@ -39,7 +39,12 @@ AUDIT: Final = Table("audit", "sequence number (u64)", "AuditEvent", "store.audi
 AUDIT_HEADS: Final = Table("audit-heads", "``head``", "AuditHead: signed length and last digest", "store.audit")
 ROTATIONS: Final = Table("rotations", "PeerID of the new key", "KeyRotation", "store.audit")
 
-ALL: Final = (META, PLANS, OUTPUTS, AUDIT, AUDIT_HEADS, ROTATIONS)
+TOOL_CALLS: Final = Table(
+    "tool-calls", "request id / tool call id", "Entry: one call let through", "roles.intermediary"
+)
+APPROVALS: Final = Table("approvals", "request id / tool call id", "Pending: asked of a person", "roles.intermediary")
+
+ALL: Final = (META, PLANS, OUTPUTS, AUDIT, AUDIT_HEADS, ROTATIONS, TOOL_CALLS, APPROVALS)
 
 _U64: Final = struct.Struct(">Q")
 

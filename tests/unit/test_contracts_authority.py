@@ -26,6 +26,7 @@ from tests.property.records import ME, NOW, OTHERS, ROSTER, example
 MAY_ISSUE = {
     "ExecutionPlan": {Role.ROUTER},
     "ToolAttestation": {Role.INTERMEDIARY},
+    "ToolApproval": {Role.INTERMEDIARY},
     "Vote": {Role.MEMORY, Role.VERIFIER},
     "TaskRecord": {Role.SETTLEMENT},
     "MemoryEvent": {Role.MEMORY},
