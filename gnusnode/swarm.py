@@ -11,7 +11,7 @@ import trio
 
 from gnusnode.contracts.roster import Roster
 from gnusnode.contracts.swarm import Role, Tier
-from gnusnode.errors import GnusError
+from gnusnode.errors import GnusError, ModelNotFound
 from gnusnode.net.blobs import BlobServer, Puller
 from gnusnode.net.facts import NodeFacts
 from gnusnode.net.local import LocalRpc
@@ -24,6 +24,7 @@ from gnusnode.net.presence import Presence
 from gnusnode.net.rpc import Rpc
 from gnusnode.net.swarmdesk import SwarmDesk
 from roles.router.facts import PeerFacts, Swarm
+from roles.router.health import Key
 
 PLANNED: Final = ("core", "elm", "memory", "verifier", "grounding")
 """Services that a plan may build on."""
@@ -91,12 +92,17 @@ class SwarmNode:
         """Whether this node works for ``peer`` without a plan: members with a certificate."""
         return self.membership.standing(peer).tier is not Tier.D
 
-    def report(self, peer: str, error: GnusError | None) -> None:
-        """A draft of another node came to its end: its reputation follows.
+    def report(self, key: Key, error: GnusError | None) -> None:
+        """A draft of another node's expert came to its end: its reputation follows.
 
         A lost node is not excluded: it is unusable for as long as it is away, and the router asks it last for a while.
+        One that has no such expert may just have unloaded it; it is excluded if it goes on offering it.
         """
-        if peer != self.local.peer_id:
+        peer, expert_id = key
+        if isinstance(error, ModelNotFound):
+            if self.presence is not None:
+                self.presence.prober.doubt(peer, expert_id)
+        elif peer != self.local.peer_id:
             self.table.rate(peer, good=error is None)
 
     def holders(self, sha256: str) -> list[str]:

@@ -238,7 +238,9 @@ class RouterSettings(Section):
         default=1.0, description="Silence of another node, besides the way there, after which the next one is asked."
     )
     first_token_seconds: Seconds = Field(
-        default=10.0, description="Silence before the first word, besides the time that it is expected to take."
+        default=10.0,
+        description="Silence before the first word, besides the time that it is expected to take; while another node"
+        " can be asked, signs of life without a word count as silence.",
     )
     idle_seconds: Seconds = Field(
         default=30.0, description="Silence in the middle of an answer after which it counts as lost."

@@ -90,10 +90,11 @@ class Presence:
         self._unsaved = False
         self.announcer = Announcer(context, AnnounceOptions(options.heartbeat, options.ttl))
         self.greeter = Greeter(context, self.announcer)
+        self.prober = Prober(context, rpc)
         tender = Tender(
             context,
             self.greeter,
-            Prober(context, rpc),
+            self.prober,
             ttl=options.ttl,
             refused=lambda peer: self._book.refused(peer, self._table.now()),
         )
@@ -146,6 +147,8 @@ class Presence:
     async def connect(self, address: str) -> dict[str, Any]:
         """Dials a multiaddr that ends in ``/p2p/PEERID``, and waits until the hello is over.
 
+        ``dialled`` is false where the peer was connected already: nothing is known of the address then.
+
         Raises:
             RequestError: the address names no peer, or this node. Forbidden: it is banned. PeerUnreachable,
                 DeadlineExceeded.
@@ -155,8 +158,9 @@ class Presence:
         if target.peer in self._table.bans():
             raise Forbidden("this peer is banned here", where=target.peer, hint="gnusnode peers unban PEER")
         self.dialer.found(target, "manual")
+        dialled = target.peer not in self._net.connected()
         await self._net.connect(target.peer, target.addresses)
-        return (await self._met(target.peer)).to_plain(self._table.now())
+        return (await self._met(target.peer)).to_plain(self._table.now()) | {"dialled": dialled}
 
     async def ping(self, name: str) -> dict[str, Any]:
         """Milliseconds of one round trip. Raises ``NotFound`` and ``PeerUnreachable``."""

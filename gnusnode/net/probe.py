@@ -1,20 +1,21 @@
 """Does a peer serve what it claims? Its expert services are asked for their experts, before anything is sent to them.
 
 A lie excludes the peer at once: an expert that is said to live on another node, or one that it goes on announcing
-without serving it. An honest node may unload a model between its announcement and our question, so a missing expert is
-held against it only when a later announcement still names it.
+without serving it, or listing although it refused a draft for want of it. An honest node may unload a model between its
+announcement and our question, so a missing expert is held against it only when a later announcement still names it.
 """
 
 from __future__ import annotations
 
 import time
 import uuid
+from dataclasses import dataclass
 from typing import Final
 
 from gnusnode.contracts.methods import UnaryMethod
 from gnusnode.contracts.roster import Roster
 from gnusnode.contracts.services import CORE_EXPERTS, ELM_EXPERTS, Empty, ExpertCard, ExpertList
-from gnusnode.contracts.swarm import RevocationKind
+from gnusnode.contracts.swarm import NodeAnnouncement, RevocationKind
 from gnusnode.errors import GnusError
 from gnusnode.net.context import NetContext
 from gnusnode.net.peerentry import PeerEntry
@@ -30,6 +31,24 @@ _MAX_DOUBTS: Final = 1024
 _METHODS: Final[dict[str, UnaryMethod[Empty, ExpertList]]] = {"core": CORE_EXPERTS, "elm": ELM_EXPERTS}
 
 
+@dataclass(frozen=True)
+class _Doubt:
+    """Experts that an announcement named in vain.
+
+    Attributes:
+        refused: a draft was refused for want of them; else they were missing in the peer's list.
+    """
+
+    instance: str
+    seq: int
+    experts: frozenset[str]
+    refused: bool = False
+
+    def is_older_than(self, record: NodeAnnouncement) -> bool:
+        """Whether ``record`` was made after what is doubted, by the same run of the peer."""
+        return self.instance == record.instance and self.seq < record.seq
+
+
 class _Lie(Exception):
     """What the peer claimed and is not so."""
 
@@ -42,12 +61,18 @@ class Prober:
         self._net = context.net
         self._table = context.table
         self._rpc = rpc
-        self._missing: dict[str, tuple[str, int, frozenset[str]]] = {}
-        """By peer: instance and number of the announcement, and what it named in vain."""
+        self._doubts: dict[str, _Doubt] = {}
 
     def is_due(self, entry: PeerEntry) -> bool:
         """Whether what the peer serves is unknown, or no longer what it was at the last probe."""
         return entry.probed is None or entry.probed != entry.claims or self._is_doubtful(entry)
+
+    def doubt(self, peer: str, expert_id: str) -> None:
+        """A draft was refused because the peer has no such expert: its next announcement is judged by that."""
+        entry = self._table.get(peer)
+        record = entry.announcement if entry else None
+        if entry is not None and record is not None and expert_id in entry.announced_experts:
+            self._keep(peer, _Doubt(record.instance, record.seq, frozenset({expert_id}), refused=True))
 
     async def probe(self, peer: str) -> bool:
         """Whether the peer answered for all that it claims. Never raises for what a peer does."""
@@ -78,17 +103,26 @@ class Prober:
         self._table.probed(peer, cards, claims=claims)
         entry = self._table.get(peer)
         record = entry.announcement if entry else None
-        missing = entry.announced_experts - {card.expert_id for card in cards} if entry else frozenset[str]()
-        before = self._missing.pop(peer, None)
-        if not missing or record is None:
+        before = self._doubts.pop(peer, None)
+        if entry is None or record is None:
             return True
-        if before is not None and before[0] == record.instance and before[1] < record.seq and before[2] & missing:
-            lies = ", ".join(sorted(before[2] & missing)[:3])
-            return self._caught(peer, f"it announces {printable(lies)} and does not serve it")
-        if len(self._missing) >= _MAX_DOUBTS:
-            self._missing.clear()
-        self._missing[peer] = (record.instance, record.seq, missing)
+        missing = entry.announced_experts - {card.expert_id for card in cards}
+        if before is not None and before.is_older_than(record):
+            lies = before.experts & (entry.announced_experts - missing if before.refused else missing)
+            if lies:
+                named = printable(", ".join(sorted(lies)[:3]))
+                return self._caught(peer, f"it announces {named} and does not serve it")
+        elif before is not None and before.refused:
+            self._keep(peer, before)  # asked too early: nothing that it announced later was heard yet
+            return True
+        if missing:
+            self._keep(peer, _Doubt(record.instance, record.seq, missing))
         return True
+
+    def _keep(self, peer: str, doubt: _Doubt) -> None:
+        if len(self._doubts) >= _MAX_DOUBTS:
+            self._doubts.clear()
+        self._doubts[peer] = doubt
 
     def _caught(self, peer: str, lie: str) -> bool:
         """Excludes the peer; when that is over it has to answer a new probe."""
@@ -97,12 +131,11 @@ class Prober:
         return False
 
     def _is_doubtful(self, entry: PeerEntry) -> bool:
-        before = self._missing.get(entry.peer)
-        record = entry.announcement
-        if before is None or record is None or before[0] != record.instance:
-            self._missing.pop(entry.peer, None)
+        before, record = self._doubts.get(entry.peer), entry.announcement
+        if before is None or record is None or before.instance != record.instance:
+            self._doubts.pop(entry.peer, None)
             return False
-        return record.seq > before[1]
+        return before.is_older_than(record)
 
 
 def check_cards(cards: tuple[ExpertCard, ...], peer: str, service: str) -> None:

@@ -34,7 +34,7 @@ async def beating(send: Beating, beat: DraftBeat, seconds: float) -> AsyncGenera
         nonlocal said
         while True:
             await trio.sleep_until(said + seconds)
-            if trio.current_time() - said >= seconds:
+            if trio.current_time() >= said + seconds:
                 await send(beat)
                 said = trio.current_time()
 

@@ -48,11 +48,13 @@ class Patience:
         claim: until it says anything at all.
         first: from then on until its first word.
         idle: between two words.
+        working: until its first word however often it says that it is at it; infinite where nobody else can be asked.
     """
 
     claim: float
     first: float
     idle: float
+    working: float = math.inf
 
 
 @dataclass(eq=False)
@@ -111,11 +113,14 @@ class Attempt:
         card, begin, silence = self.candidate.card, time.perf_counter(), trio.CancelScope()
         context = replace(context, plan_digest=self.plan.digest)
         silence.deadline = trio.current_time() + self.patience.claim
+        word_by = math.inf
         with silence:
             async with rpc.stream(DRAFT[card.service], self.draft, context, peer=card.peer) as items:
                 async for item in items:
                     silence.deadline = math.inf  # a caller that reads slowly is not the expert's fault
                     if isinstance(item, DraftBeat):
+                        if self.sampling is None:
+                            word_by = trio.current_time() + self.patience.working
                         self.sampling = item.sampling
                     else:
                         self.first_ms = self.first_ms or (time.perf_counter() - begin) * 1000
@@ -124,6 +129,8 @@ class Attempt:
                         if self.complete:
                             return
                     silence.deadline = trio.current_time() + self._allowed_silence
+                    if self.first_ms is None:
+                        silence.deadline = min(silence.deadline, word_by)
         if silence.cancelled_caught:
             raise self._silent()
         raise RecordRefused(f"{len(self.done)} of {len(self._tokens)} choices came", where=card.expert_id)

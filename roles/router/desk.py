@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 from gnusnode.contracts.plan import PrivacyMode
 from gnusnode.contracts.services import ChoiceDelta, ChoiceDone, ExpertCard, PlanMade, TaskDone
-from gnusnode.errors import Forbidden, GnusError, ModelNotFound, Overloaded
+from gnusnode.errors import Forbidden, GnusError, Overloaded
 from gnusnode.net.rpc import Rpc
 from roles.ports import RoleContext
 from roles.router.choose import Candidate
@@ -59,14 +59,14 @@ class Tally:
 
 @dataclass(frozen=True)
 class Desk:
-    """What every course works with. ``report`` is told how the draft of another node ended: None for well."""
+    """What every course works with. ``report`` is told how the draft of another node's expert ended: None for well."""
 
     rpc: Rpc
     node: RoleContext
     options: FailoverOptions
     health: Health
     tally: Tally
-    report: Callable[[str, GnusError | None], None]
+    report: Callable[[Key, GnusError | None], None]
 
     def note(self, key: Key, error: GnusError | None) -> None:
         """Remembers how a draft ended."""
@@ -75,5 +75,5 @@ class Desk:
         else:
             self.health.failed(key, error)
         # To be full, or not to work for this router, is honest: it says nothing about a peer's conduct.
-        if key[0] != self.node.peer_id and not isinstance(error, Overloaded | Forbidden | ModelNotFound):
-            self.report(key[0], error)
+        if key[0] != self.node.peer_id and not isinstance(error, Overloaded | Forbidden):
+            self.report(key, error)

@@ -312,7 +312,12 @@ class Course:
         claim = options.claim_seconds + _ROUND_TRIPS * candidate.rtt_seconds
         near = candidate.card.peer == self._desk.node.peer_id
         # Giving up early is for those who have somebody else to ask; this node's own services need not be claimed.
-        return Patience(claim=first if near or last else min(claim, first), first=first, idle=options.idle_seconds)
+        return Patience(
+            claim=first if near or last else min(claim, first),
+            first=first,
+            idle=options.idle_seconds,
+            working=math.inf if last else first,
+        )
 
     async def _announce(self, attempt: Attempt, intent: Intent) -> None:
         plan = attempt.plan

@@ -12,13 +12,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
-from gnusnode.errors import DataError, GnusError, Overloaded, ProtocolViolation, RecordRefused
+from gnusnode.errors import DataError, GnusError, ModelNotFound, Overloaded, ProtocolViolation, RecordRefused
 
 Key: TypeAlias = "tuple[str, str]"
 """PeerID and expert id."""
 
 _BROKEN_SECONDS: Final = 60.0
-"""First exclusion of an expert with a broken model or wrong records: it does not get well by itself."""
+"""First exclusion of an expert with a broken model, wrong records, or none at all: it does not get well by itself."""
 _LOST_SECONDS: Final = 5.0
 """First exclusion of one that died, or that did not answer: it may be back soon."""
 _BUSY_SECONDS: Final = 2.0
@@ -92,7 +92,7 @@ class Health:
         else:
             past.failures = past.failures * 0.5 ** ((now - past.at) / _HALF_LIFE) + 1.0
             past.at = now
-            broken = isinstance(error, DataError | RecordRefused | ProtocolViolation)
+            broken = isinstance(error, DataError | RecordRefused | ProtocolViolation | ModelNotFound)
             seconds = (_BROKEN_SECONDS if broken else _LOST_SECONDS) * 2.0 ** (past.failures - 1.0)
             past.until = max(past.until, now + min(seconds, _MAX_SECONDS))
         while len(self._past) > _REMEMBERED:

@@ -24,7 +24,7 @@ from roles.router.desk import Decision, Desk, FailoverOptions, Send, Tally
 from roles.router.directory import Directory
 from roles.router.facts import Swarm
 from roles.router.failover import Course
-from roles.router.health import Health
+from roles.router.health import Health, Key
 from roles.router.plan import Issue, choose_graph, make_plan
 from roles.router.prefixes import PrefixMemory
 
@@ -62,7 +62,7 @@ class Router:
 
     Args:
         swarm: says at any time who is a member, who is ours, which services there are, and what is known of peers.
-        report: is told how each draft of another node ended: with an error, or None for well.
+        report: is told how each draft of another node's expert ended: with an error, or None for well.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class Router:
         swarm: Callable[[], Swarm],
         options: RouterOptions | None = None,
         *,
-        report: Callable[[str, GnusError | None], None] = lambda peer, error: None,
+        report: Callable[[Key, GnusError | None], None] = lambda key, error: None,
     ) -> None:
         self._rpc = rpc
         self._node = node

@@ -343,7 +343,7 @@ async def net(
         RpcDirectory(rpc, identity.peer_id), identity.peer_id, lambda: tuple(worker.card() for worker in everyone)
     )
     router = Router(
-        rpc, node, directory, view, options, report=lambda peer, error: reports.append((peer, error and error.code))
+        rpc, node, directory, view, options, report=lambda key, error: reports.append((key[0], error and error.code))
     )
     log = MemoryTaskLog()
     ingress = Ingress(rpc, node, log, lambda tenant: workspace_policy("solo", tenant))

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +58,7 @@ class Member:
         """Where others dial it, as ``--peer`` takes it."""
         return f"{self.listen}/p2p/{self.peer_id}"
 
-    @property
+    @cached_property
     def peer_id(self) -> str:
         return self.command("id").strip()
 

@@ -101,7 +101,8 @@ def test_a_revoked_member_is_out_at_once_and_stays_out_after_a_restart(lab: Swar
     assert status == 503
     listed = {entry["peer_id"]: entry["state"] for entry in lab.first.json("swarm", "members")}
     assert listed[member.peer_id] == "revoked"
-    checked = member.json("doctor")["swarm"]
+    # Whether it holds the revocation itself, and so is broken in its own eyes, depends on who told it first.
+    checked = json.loads(member.run("doctor", "--json").stdout)["swarm"]
     assert (checked["level"], "peers list" in checked["next"]) == ("warning", True)
     member.stop()
 

@@ -225,13 +225,27 @@ async def test_without_anybody_else_a_late_claim_is_waited_for(autojump_clock: t
     assert error is None
 
 
-async def test_a_worker_that_is_slow_but_says_so_is_not_given_up(autojump_clock: trio.testing.MockClock):
-    slow, idle = scripted(None, 0.9, delay=45.0, token_delay=33.0), scripted()
-    async with net([slow, idle]) as swarm:
+async def test_a_worker_that_is_slow_but_says_so_is_not_given_up_where_nobody_else_can_be_asked(
+    autojump_clock: trio.testing.MockClock,
+):
+    slow = scripted(None, 0.9, delay=45.0, token_delay=33.0)
+    async with net([slow]) as swarm:
         seen, error = await swarm.ask(task(max_tokens=3, policy=PolicyEnvelope(max_wall_ms=600_000)))
     assert error is None
     assert nodes(seen) == [slow.peer]
-    assert idle.drafts == 0
+
+
+async def test_a_worker_that_only_says_that_it_is_at_it_is_left_at_the_time_of_a_first_word_for_one_that_is_idle(
+    autojump_clock: trio.testing.MockClock,
+):
+    slow, idle = scripted(None, 0.9, delay=45.0), scripted()
+    async with net([slow, idle]) as swarm:
+        begin = trio.current_time()
+        seen, error = await swarm.ask(task(max_tokens=3, policy=PolicyEnvelope(max_wall_ms=600_000)))
+        assert 10 <= trio.current_time() - begin <= 10.5
+    assert error is None
+    assert nodes(seen) == [slow.peer, idle.peer]
+    assert of_kind(seen, PlanMade)[1].reasons[-1] == "rerouted from small: peer_unreachable"
 
 
 # --- two at once ------------------------------------------------------------------------------------------------------

@@ -31,6 +31,7 @@ RESTART_SECONDS: Final = (0.1, 5.0)
 OWN_RECORD_SECONDS: Final = 5.0
 PEER_RECORD_SECONDS: Final = 60.0
 MAX_PEER_RECORDS: Final = 1024
+PUSH_SECONDS: Final = 10.0
 
 _log = logging.getLogger(__name__)
 _observers: list[NetStatistics] = []
@@ -49,6 +50,7 @@ def apply() -> None:
         keep_own_key,
         remember_own_record,
         remember_peer_records,
+        own_up_to_bad_pushes,
     ):
         _once(cure)
 
@@ -304,6 +306,32 @@ def remember_peer_records() -> None:
         return True
 
     _replace("libp2p.pubsub.utils", "maybe_consume_signed_record", maybe_consume_signed_record)
+
+
+def own_up_to_bad_pushes() -> None:
+    """Symptom: a malformed identify push leaves no trace.
+
+    The library logs it and closes the stream as if all were well. Cure: whatever it stumbles over is raised, so that
+    the fence around all handlers resets the stream and counts it.
+    """
+    from libp2p.network.stream.exceptions import StreamReset
+
+    module: Any = importlib.import_module("libp2p.identity.identify_push.identify_push")
+
+    def identify_push_handler_for(host: Any, use_varint_format: bool = True) -> Callable[[Any], Awaitable[None]]:
+        async def handle(stream: Any) -> None:
+            try:
+                with trio.fail_after(PUSH_SECONDS):
+                    data: bytes = await module.read_length_prefixed_protobuf(stream, use_varint_format)
+            except StreamReset:
+                return  # the peer thought better of it
+            message = module.Identify()
+            message.ParseFromString(data)
+            await module.update_peerstore_from_identify(host.get_peerstore(), stream.muxed_conn.peer_id, message)
+
+        return handle
+
+    _replace(module.__name__, "identify_push_handler_for", identify_push_handler_for)
 
 
 # --- how they are applied ---------------------------------------------------------------------------------------------

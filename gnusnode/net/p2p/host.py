@@ -183,6 +183,7 @@ class P2PNet:
     @asynccontextmanager
     async def serve(self, protocol: str, handler: StreamHandler) -> AsyncGenerator[None, None]:
         async with self._handlers.serve(protocol, handler):
+            self._swarm.own.add(protocol)
             self._host.set_stream_handler(TProtocol(protocol), cast("Any", self._incoming))
             try:
                 yield

@@ -34,6 +34,7 @@ from gnusnode.net.p2p.hardening import library_fault
 from gnusnode.net.p2p.options import NetOptions
 from gnusnode.net.p2p.yamux import Yamux
 from gnusnode.net.p2p.yamux_frames import YamuxOptions
+from gnusnode.net.p2p.yamux_stream import YamuxStream
 from gnusnode.net.port import Connected, NetStatistics
 
 HANDSHAKE_SECONDS: Final = 4.0
@@ -89,6 +90,8 @@ class HardenedSwarm(Swarm):
         self._statistics = statistics
         self._dial_seconds = options.dial_seconds
         self._parted: dict[ID, float] = {}
+        self.own: set[str] = set()
+        """Protocols whose handlers count by themselves what goes wrong."""
         # Symptom: the library dials peers of its own choice. Cure: it is not asked.
         cast("Any", self.auto_connector).maybe_connect = _nothing
 
@@ -149,9 +152,9 @@ class HardenedSwarm(Swarm):
     def set_stream_handler(self, stream_handler: Handler) -> None:
         """Symptom: an exception in any handler of a stream ends the host; handlers outlive their connection.
 
-        And a handler that returns without closing leaves its stream, and a peer that waits, for ever. Cure: a failure
-        resets that stream and is counted; a handler is cancelled shortly after its connection has ended, and its stream
-        is closed when it returns.
+        And a handler that returns without closing leaves its stream, and a peer that waits, for ever; what it refuses
+        of a peer is told to nobody. Cure: a failure or a refusal resets that stream and is counted; a handler is
+        cancelled shortly after its connection has ended, and its stream is closed when it returns.
         """
 
         async def fenced(stream: INetStream) -> None:
@@ -163,7 +166,10 @@ class HardenedSwarm(Swarm):
                     await stream_handler(stream)
                 if scope.cancelled_caught:
                     await stream.reset()
-                cast("Any", stream).muxed_stream.close_write()
+                opened = cast("YamuxStream", cast("Any", stream).muxed_stream)
+                if opened.refused and not scope.cancelled_caught and stream.get_protocol() not in self.own:
+                    self._statistics.streams_refused += 1
+                opened.close_write()
             except Exception as error:  # noqa: BLE001 - the fence
                 library_fault(f"the handler of {stream.get_protocol() or 'a new stream'}", error)
                 await stream.reset()

@@ -37,7 +37,6 @@ from gnusnode.net.p2p.yamux_frames import (
     HANDLER_GRACE,
     HEADER,
     MAX_GROWTH,
-    MAX_HELD,
     MAX_INBOUND_STREAMS,
     MAX_OUTBOX,
     MAX_WINDOW,
@@ -128,6 +127,7 @@ class Yamux(IMuxedConn):
         if self.ended.is_set():
             return
         self.ended.set()
+        self._options.holdings.total -= self._held  # what is left goes with the connection
         self._why = why
         for stream in list(self._streams.values()):
             stream.kill(why, drop=False)
@@ -351,7 +351,7 @@ class Yamux(IMuxedConn):
     def hold(self, size: int) -> None:
         """Counts bytes that wait for their reader, here or in a message that is not whole yet."""
         self._held += size
-        if self._held > MAX_HELD and size > 0:
+        if not self.ended.is_set() and self._options.holdings.overdrawn(self._held, size):
             self._violation("fills streams faster than they are read")
 
     def may_grow(self, size: int) -> bool:

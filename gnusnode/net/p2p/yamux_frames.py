@@ -6,7 +6,7 @@ https://github.com/hashicorp/yamux/blob/master/spec.md
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from gnusnode.net.port import NetStatistics
@@ -19,6 +19,10 @@ MAX_GROWTH: Final = 8 * 1024 * 1024
 """All that the windows of one connection may grow by."""
 MAX_HELD: Final = 24 * 1024 * 1024
 """Bytes of one connection that wait for their readers before it is ended."""
+MAX_HELD_IN_ALL: Final = 256 * 1024 * 1024
+"""The same of all connections of a node together: a peer may have several, and there may be many such peers."""
+FAIR_HELD: Final = 1024 * 1024
+"""What one connection may hold however much the others do."""
 MAX_INBOUND_STREAMS: Final = 256
 OPENINGS: Final = 512
 """Streams that a peer may open at once, whatever becomes of them; a handler costs more than the 24 bytes that open and
@@ -46,12 +50,25 @@ HEADER: Final = struct.Struct("!BBHII")
 """Version, kind, flags, stream, length."""
 
 
+class Holdings:
+    """Bytes that wait for their readers, of all connections that share it."""
+
+    def __init__(self) -> None:
+        self.total = 0
+
+    def overdrawn(self, held: int, size: int) -> bool:
+        """Counts ``size`` bytes more, or less; whether a connection that now holds ``held`` has to give way for it."""
+        self.total += size
+        return size > 0 and (held > MAX_HELD or (held > FAIR_HELD and self.total > MAX_HELD_IN_ALL))
+
+
 @dataclass(frozen=True)
 class YamuxOptions:
     """``ping_seconds``: how often a quiet connection is asked for a sign of life; after three times that it ends."""
 
     ping_seconds: float
     statistics: NetStatistics
+    holdings: Holdings = field(default_factory=Holdings)
 
 
 class Openings:

@@ -32,6 +32,8 @@ class YamuxStream(IMuxedStream):
         self.number = number
         self.dead: str | None = None
         """Why the stream cannot be used any more; what arrived before a lost connection may still be read."""
+        self.refused = False
+        """It was reset here while the peer still had something to say."""
         self._conn = conn
         self._buffer = bytearray()
         self._fin_sent = False
@@ -168,6 +170,8 @@ class YamuxStream(IMuxedStream):
             self._forget_if_done()
 
     async def reset(self) -> None:
+        if self.dead is None:
+            self.refused = bool(self._buffer) or not self._fin_received
         self.abort("the stream was reset here")
         await trio.lowlevel.cancel_shielded_checkpoint()
 

@@ -240,6 +240,33 @@ def a_peers_record_is_not_verified_for_each_message() -> bool:
     return len(verified) == 4  # the first, the forged, the first again after it, and the stranger's
 
 
+def a_malformed_push_is_an_error() -> bool:
+    from libp2p.host import defaults
+
+    class Stream:
+        """What the peer sent, a byte at a time, and then its end."""
+
+        muxed_conn = type("Connection", (), {"peer_id": None})
+        sent = bytearray(b"\x03\xff\xff\xff")
+
+        async def read(self, n: int | None = None) -> bytes:
+            part = bytes(self.sent[:n])
+            del self.sent[:n]
+            return part
+
+        async def close(self) -> None: ...
+
+    host: Any = _Host()
+    handler: Any = defaults.identify_push_handler_for(host)
+    try:
+        trio.run(handler, Stream())
+    except Exception as error:
+        if type(error).__name__ != "DecodeError":
+            raise
+        return True
+    return False
+
+
 AILMENTS: dict[str, Callable[[], bool]] = {
     "quiet_logging": logs_without_touching_the_root_logger,
     "fence_tasks": a_failed_task_ends_nothing_else,
@@ -250,6 +277,7 @@ AILMENTS: dict[str, Callable[[], bool]] = {
     "keep_own_key": the_own_key_stays_in_a_full_peerstore,
     "remember_own_record": the_own_record_is_not_built_for_each_message,
     "remember_peer_records": a_peers_record_is_not_verified_for_each_message,
+    "own_up_to_bad_pushes": a_malformed_push_is_an_error,
 }
 """By the cure."""
 

@@ -238,6 +238,26 @@ class TestProbe:
         assert a.state(b) is PeerState.AUTHENTICATED
         assert "does not serve it" in a.entry(b).reason
 
+    async def test_who_refuses_a_draft_for_want_of_the_expert_and_goes_on_offering_it_is_excluded(
+        self, autojump_clock: Clock, meeting: Meeting
+    ) -> None:
+        a, b = await pair(meeting, experts=["gnus/b"])
+        a.presence.prober.doubt(b.peer, "gnus/b")
+        assert a.state(b) is USABLE
+        await trio.sleep(12)  # one more announcement
+        assert a.state(b) is PeerState.AUTHENTICATED
+        assert "announces gnus/b and does not serve it" in a.entry(b).reason
+
+    async def test_who_refuses_a_draft_of_an_expert_that_it_has_just_unloaded_is_no_liar(
+        self, autojump_clock: Clock, meeting: Meeting
+    ) -> None:
+        a, b = await pair(meeting, experts=["gnus/b"])
+        b.experts.clear()
+        a.presence.prober.doubt(b.peer, "gnus/b")
+        b.facts = type(b.facts)(b.facts.roles, b.facts.services)
+        await trio.sleep(40)
+        assert a.state(b) is USABLE
+
     async def test_who_takes_on_a_role_is_asked_anew_what_it_serves_and_is_no_liar(
         self, autojump_clock: Clock, meeting: Meeting
     ) -> None:

@@ -225,7 +225,13 @@ class TestTable:
         assert table.find(A[-6:]).peer == A
         assert table.find(B).peer == B
         for name in ("", A[-3:], "nobody"):
-            with pytest.raises(NotFound):
+            with pytest.raises(NotFound, match="not known here"):
+                table.find(name)
+
+    def test_the_node_itself_is_told_apart_from_a_stranger(self, table: PeerTable) -> None:
+        own = key(1).peer_id
+        for name in (own, own[-6:]):
+            with pytest.raises(NotFound, match="the node itself"):
                 table.find(name)
 
     def test_bans_outlive_the_entry_and_unban_pardons(self, table: PeerTable, clock: Clock) -> None:

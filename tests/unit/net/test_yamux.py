@@ -226,12 +226,32 @@ async def test_a_frame_larger_than_any_window_is_not_waited_for() -> None:
 
 
 async def test_streams_that_nobody_reads_are_bounded_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gnusnode.net.p2p.yamux.MAX_HELD", 3 * WINDOW)
+    monkeypatch.setattr("gnusnode.net.p2p.yamux_frames.MAX_HELD", 3 * WINDOW)
     async with against_bytes() as (conn, peer):
         for number in range(2, 10, 2):
             await peer.send_all(frame(DATA, SYN, number, WINDOW, bytes(WINDOW)))
         await conn.ended.wait()
         assert statistics(conn).protocol_violations == 1
+
+
+async def test_connections_are_bounded_together_and_whoever_holds_little_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gnusnode.net.p2p.yamux_frames.MAX_HELD_IN_ALL", 4 * WINDOW)
+    monkeypatch.setattr("gnusnode.net.p2p.yamux_frames.FAIR_HELD", WINDOW)
+    async with against_bytes() as (greedy, much), against_bytes() as (modest, little):
+        greedy._options = modest._options  # as two connections of one node
+        holdings = modest._options.holdings
+        for number in range(2, 8, 2):
+            await much.send_all(frame(DATA, SYN, number, WINDOW, bytes(WINDOW)))
+        await little.send_all(frame(DATA, SYN, 2, WINDOW, bytes(WINDOW)))
+        await trio.testing.wait_all_tasks_blocked()
+        assert holdings.total == 4 * WINDOW
+        assert not greedy.ended.is_set()
+        await much.send_all(frame(DATA, SYN, 8, 1, b"x"))
+        await greedy.ended.wait()
+        assert holdings.total == WINDOW
+        assert not modest.ended.is_set()
+        stream = await modest.accept_stream()
+        assert len(await stream.read()) == holdings.total + WINDOW == WINDOW
 
 
 async def test_streams_over_the_limit_are_refused_and_the_others_go_on() -> None:
