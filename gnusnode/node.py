@@ -120,7 +120,8 @@ class Node:
     def _check_ingress(self) -> None:
         """Users are a node's own: no other node takes their requests in its place. Raises ``NoExpert``."""
         if not self.swarm.local.offers(RoleName.INGRESS):
-            raise no_ingress(self.peer_id, self.roles.status().get(RoleName.INGRESS))
+            standing = self.swarm.status()["state"]
+            raise no_ingress(self.peer_id, self.roles.status().get(RoleName.INGRESS), standing)
 
     def verify(self, record: SignedRecord) -> Outcome:
         """Whether the record was to be believed when it was issued: what is past its time was not wrong then."""
@@ -227,10 +228,18 @@ class Node:
         }
 
 
-def no_ingress(peer_id: str, state: Mapping[str, Any] | None) -> NoExpert:
-    """Why a node takes no requests. ``state``: of its role ingress; None: its settings do not name it."""
+def no_ingress(peer_id: str, state: Mapping[str, Any] | None, standing: str = "member") -> NoExpert:
+    """Why a node takes no requests.
+
+    Args:
+        state: of its role ingress; None: its settings do not name it.
+        standing: of the node in its swarm, as ``gnusnode swarm status`` says it.
+    """
     if state is None:
         why, hint = "`node.roles` does not name ingress", "add ingress and router to `node.roles`, and start it again"
+    elif state["state"] == "withheld" and standing != "member":
+        # Nobody can grant a role to such a node: first it has to belong.
+        why, hint = f"it is no member of its swarm now ({standing})", "see `gnusnode status` for what to do"
     elif state["state"] == "withheld":
         why = "the swarm does not grant it the role ingress"
         hint = f"an admin can grant it: `gnusnode swarm roles {peer_id[-6:]} ingress,router,core,elm`"

@@ -116,7 +116,8 @@ class Supervisor:
             while not fatal:
                 if watched.role.name not in self._granted:
                     watched.failures, watched.reason = 0, "the swarm does not grant it to this node"
-                    self._move(watched, "withheld")
+                    if watched.state != "withheld":  # a new certificate may grant as little as the last one
+                        self._move(watched, "withheld")
                     settled.set()
                     await self._regranted.wait()
                     continue

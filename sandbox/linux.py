@@ -31,7 +31,8 @@ def call(name: str, *args: int | ctypes.Array[ctypes.c_char] | None) -> int:
     if _libc is None:
         raise OSError(38, f"{name} needs Linux")
     function = getattr(_libc, name)
-    function.restype = ctypes.c_long
+    # Of those that we call only this one is declared to return a long; an int's -1 is not a long's.
+    function.restype = ctypes.c_long if name == "syscall" else ctypes.c_int
     result = function(*(ctypes.c_ulong(arg) if isinstance(arg, int) else arg for arg in args))
     if result == -1:
         code = ctypes.get_errno()

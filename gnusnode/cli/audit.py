@@ -57,7 +57,7 @@ def tail(
 @app.command("export")
 @guarded
 def export(
-    file: Annotated[Path, typer.Argument(help="A new file; one JSON object a line.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A new file; one JSON object a line.")],
     salvage: Annotated[
         bool, typer.Option("--salvage", help="Write every readable entry of a damaged store; the node must be stopped.")
     ] = False,

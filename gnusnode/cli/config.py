@@ -12,7 +12,7 @@ from gnusnode.cli.connect import home_of
 from gnusnode.cli.node import ConfigOption, ProfileOption
 from gnusnode.cli.output import HomeOption, JsonOption, guarded
 
-app = typer.Typer(no_args_is_help=True, help="Settings: show, validate, schema, path, set.")
+app = typer.Typer(no_args_is_help=True, help="Settings: show, set, unset, validate, schema, path.")
 
 
 @app.command("show")
@@ -75,8 +75,8 @@ def path(home: HomeOption = None, as_json: JsonOption = False) -> None:
 @app.command("set")
 @guarded
 def set_value(
-    key: Annotated[str, typer.Argument(help="Dotted name, such as api.listen.")],
-    value: Annotated[str, typer.Argument(help="The new value; lists by commas.")],
+    key: Annotated[str, typer.Argument(metavar="KEY", help="Dotted name, such as api.listen.")],
+    value: Annotated[str, typer.Argument(metavar="VALUE", help="The new value; lists by commas.")],
     config: ConfigOption = None,
     home: HomeOption = None,
 ) -> None:
@@ -95,7 +95,7 @@ def set_value(
 @app.command("unset")
 @guarded
 def unset(
-    key: Annotated[str, typer.Argument(help="Dotted name, such as api.listen.")],
+    key: Annotated[str, typer.Argument(metavar="KEY", help="Dotted name, such as api.listen.")],
     config: ConfigOption = None,
     home: HomeOption = None,
 ) -> None:

@@ -73,7 +73,10 @@ def _place(given: Path | None) -> Generator[Path]:
     try:
         yield place
     except BaseException:  # Ctrl-C in the middle of a start too; it is raised on
-        output.note(f"homes and logs stay in {place}")
+        if any(place.iterdir()):
+            output.note(f"homes and logs stay in {place}")
+        else:
+            place.rmdir()
         raise
     shutil.rmtree(place, ignore_errors=True)
 

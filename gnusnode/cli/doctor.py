@@ -218,11 +218,14 @@ def _swarm(place: Any) -> Finding:
             "start a node that can reach the one that invited",
         )
     try:
-        peers = NodeClient.of(place.root, timeout=10).get("/gnus/v1/status")["swarm"]["peers"]
+        swarm = NodeClient.of(place.root, timeout=10).get("/gnus/v1/status")["swarm"]
     except NotRunning:
         return "ok", f"member of {state.name}, not running", ""
-    found = f"member of {state.name}: {summary(peers)}"
-    alone = state.bootstrap and not peers["usable"]
+    counts = summary(swarm["peers"])
+    if swarm["state"] != "member":
+        return "warning", f"{swarm['state']} in {state.name}: {counts}", "gnusnode status; gnusnode peers list"
+    found = f"member of {state.name}: {counts}"
+    alone = state.bootstrap and not swarm["peers"]["usable"]
     return ("warning", found, "gnusnode peers list says why") if alone else ("ok", found, "")
 
 
@@ -234,9 +237,9 @@ def _node(place: Any) -> Finding:
         data = NodeClient.of(place.root, timeout=10).get("/gnus/v1/status")
     except NotRunning as error:
         return "ok", error.what, ""
-    warnings = [f"{one['severity']}: {one['text']}" for one in data["warnings"] if one["severity"] != "info"]
+    told = {one["text"]: one["severity"] for one in data["warnings"] if one["severity"] != "info"}
     if not data["ready"]:
         return "warning", "runs, not ready: " + "; ".join(data["reasons"].values()), "gnusnode status"
-    if warnings:
-        return "warning", "; ".join(warnings), "gnusnode status"
+    if told:
+        return "problem" if "critical" in told.values() else "warning", " ".join(told), "gnusnode status"
     return "ok", f"runs at {data['api']}", ""

@@ -15,7 +15,7 @@ from gnusnode.clock import unix_ms
 
 app = typer.Typer(no_args_is_help=True, help="Experts: pack, verify, install, list, rm.")
 
-FileArgument = Annotated[Path, typer.Argument(help="An .elm file.")]
+FileArgument = Annotated[Path, typer.Argument(metavar="FILE", help="An .elm file.")]
 TrustOption = Annotated[
     list[str] | None, typer.Option("--trust", help="PeerID of a packer to trust, besides this node itself.")
 ]
@@ -27,7 +27,7 @@ UnsignedOption = Annotated[
 @app.command("pack")
 @guarded
 def pack(
-    directory: Annotated[Path, typer.Argument(help="Holds elm.toml and, if wanted, template.jinja.")],
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Holds elm.toml and, if wanted, template.jinja.")],
     model: Annotated[str, typer.Option("--model", "-m", help="Name of its model in this home.")],
     out: Annotated[Path, typer.Option("--out", help="Folder for the .elm file.")] = Path(),
     embed: Annotated[bool, typer.Option("--embed", help="Put the model in; else it is named by its hash.")] = False,
@@ -151,8 +151,8 @@ def list_elms(home: HomeOption = None, as_json: JsonOption = False) -> None:
 @app.command("rm")
 @guarded
 def remove(
-    expert_id: Annotated[str, typer.Argument()],
-    version: Annotated[str, typer.Argument()],
+    expert_id: Annotated[str, typer.Argument(metavar="EXPERT")],
+    version: Annotated[str, typer.Argument(metavar="VERSION")],
     home: HomeOption = None,
     as_json: JsonOption = False,
 ) -> None:

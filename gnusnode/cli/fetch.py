@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
+from urllib.parse import quote
 
 from gnusnode.cli import output
+from gnusnode.cli.client import NodeClient
 from gnusnode.cli.connect import connect
 from gnusnode.config.settings import Settings
 from gnusnode.contracts import ids
@@ -15,6 +17,9 @@ from gnusnode.inference.artifacts.filework import Progress
 from gnusnode.inference.artifacts.modelrecord import StoredModel
 from gnusnode.inference.artifacts.models import ModelStore
 from gnusnode.inference.artifacts.pull import FetchLimits, PullSettings, new_client, pull
+
+MIN_PEER_ID: Final = 40
+"""Characters; what is shorter is the end of one."""
 
 
 async def fetch(
@@ -67,12 +72,11 @@ def fetch_from_peers(
 
     Raises:
         NotRunning: no node runs on this home.
-        RequestError: ``sha256`` is another than the address names.
+        RequestError: ``sha256`` is another than the address names. NotFound: one of ``peers`` is not known here.
         GnusError: see ``net.blobs.Puller.pull``.
     """
     if sha256 is not None and sha256 not in (source, _digest(source)):
         raise RequestError("the address and --sha256 name different digests", where=source[:200], hint="keep one")
-    order = {"source": source, "name": name, "peers": list(peers), "replace": replace}
     try:
         client = connect(home, timeout=None)
     except NotRunning as error:
@@ -81,6 +85,8 @@ def fetch_from_peers(
             where=error.where,
             hint="start it with: gnusnode start",
         ) from error
+    holders = [_full_id(client, peer) for peer in peers]
+    order = {"source": source, "name": name, "peers": holders, "replace": replace}
     pulled: dict[str, Any] = {}
     with output.progress(source[:24]) as progress:
         for event in client.events("/gnus/v1/models/pull", order):
@@ -89,6 +95,13 @@ def fetch_from_peers(
             else:
                 progress(event["done"], event["total"])
     return pulled
+
+
+def _full_id(client: NodeClient, peer: str) -> str:
+    """The PeerID that ends so. A whole one is taken as it is: its node may not have been seen yet."""
+    if len(peer) >= MIN_PEER_ID:
+        return peer
+    return client.get(f"/gnus/v1/peers/{quote(peer, safe='')}")["peer"]
 
 
 def _digest(source: str) -> str | None:

@@ -17,7 +17,7 @@ app = typer.Typer(no_args_is_help=True, help="API keys: create, list, revoke.")
 @app.command("create")
 @guarded
 def create(
-    name: Annotated[str, typer.Argument(help="Whose key it is.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Whose key it is.")],
     scopes: Annotated[str, typer.Option("--scopes", help="Comma separated: read, chat, approve, admin.")] = "read,chat",
     requests_per_minute: Annotated[int | None, typer.Option(min=1, help="More get 429.")] = None,
     tokens_per_minute: Annotated[int | None, typer.Option(min=1, help="Prompts and answers together.")] = None,
@@ -61,7 +61,7 @@ def list_keys(home: HomeOption = None, as_json: JsonOption = False) -> None:
 @app.command("revoke")
 @guarded
 def revoke(
-    key_id: Annotated[str, typer.Argument(help="The id that `keys list` shows.")],
+    key_id: Annotated[str, typer.Argument(metavar="ID", help="The id that `keys list` shows.")],
     home: HomeOption = None,
     as_json: JsonOption = False,
 ) -> None:

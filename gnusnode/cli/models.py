@@ -20,13 +20,13 @@ app = typer.Typer(no_args_is_help=True, help="Model files: add, pull, list, veri
 
 NameOption = Annotated[str | None, typer.Option("--name", help="How requests call it; else made from the file's name.")]
 PinOption = Annotated[str | None, typer.Option("--sha256", help="The hash that the file must have.")]
-KeyArgument = Annotated[str, typer.Argument(help="A name, or the first digits of a sha256.")]
+KeyArgument = Annotated[str, typer.Argument(metavar="NAME", help="A name, or the first digits of a sha256.")]
 
 
 @app.command("add")
 @guarded
 def add(
-    file: Annotated[Path, typer.Argument(help="A GGUF file.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A GGUF file.")],
     name: NameOption = None,
     sha256: PinOption = None,
     link: Annotated[bool, typer.Option("--link", help="Share the file's storage where the disk can.")] = False,
@@ -54,11 +54,16 @@ def add(
 @guarded
 def pull(
     source: Annotated[
-        str, typer.Argument(help="URL, OWNER/REPO/FILE of the hub, cid://… or sha256:… of peers, or 'default'.")
+        str,
+        typer.Argument(
+            metavar="SOURCE", help="URL, OWNER/REPO/FILE of the hub, cid://… or sha256:… of peers, or 'default'."
+        ),
     ],
     name: NameOption = None,
     sha256: PinOption = None,
-    peers: Annotated[list[str] | None, typer.Option("--from", help="Only from this peer; may be repeated.")] = None,
+    peers: Annotated[
+        list[str] | None, typer.Option("--from", metavar="PEER", help="Only from this peer; may be repeated.")
+    ] = None,
     replace: Annotated[bool, typer.Option("--replace", help="Let a taken name point to this file.")] = False,
     home: HomeOption = None,
     as_json: JsonOption = False,
@@ -104,7 +109,9 @@ def list_models(home: HomeOption = None, as_json: JsonOption = False) -> None:
 @app.command("verify")
 @guarded
 def verify(
-    key: Annotated[str | None, typer.Argument(help="A name or digits of a sha256; all models when left out.")] = None,
+    key: Annotated[
+        str | None, typer.Argument(metavar="NAME", help="A name or digits of a sha256; all models when left out.")
+    ] = None,
     home: HomeOption = None,
     as_json: JsonOption = False,
 ) -> None:

@@ -151,7 +151,7 @@ async def _until_usable(plan: NodePlan, process: trio.Process, *, others: bool) 
     while True:
         if process.returncode is not None:
             raise NotRunning(
-                f"{plan.name} ended with code {process.returncode}: {_last_line(plan.log)}",
+                f"{plan.name} ended with code {process.returncode}: {_last_words(plan.log)}",
                 where=str(plan.log),
                 hint="read its log",
             )
@@ -226,12 +226,15 @@ def _environment() -> dict[str, str]:
     return {key: value for key, value in os.environ.items() if not key.startswith("GNUSNODE_")}
 
 
-def _last_line(log: Path) -> str:
+def _last_words(log: Path) -> str:
+    """The error that a node ended with; else its last line."""
     try:
-        lines = log.read_text("utf-8", "replace").split("\n")
+        lines = [line.strip()[:300] for line in log.read_text("utf-8", "replace").split("\n") if line.strip()]
     except OSError:
         return "it left no log"
-    return next((line.strip()[:300] for line in reversed(lines) if line.strip()), "it said nothing")
+    if not lines:
+        return "it said nothing"
+    return next((line for line in reversed(lines) if line.startswith("error:")), lines[-1])
 
 
 async def run_until_signalled(

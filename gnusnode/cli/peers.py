@@ -13,7 +13,7 @@ from gnusnode.cli.output import HomeOption, JsonOption, guarded
 
 app = typer.Typer(no_args_is_help=True, help="Other nodes: list, look at, ping, connect, ban.")
 
-PeerArgument = Annotated[str, typer.Argument(help="A PeerID, or its last characters.")]
+PeerArgument = Annotated[str, typer.Argument(metavar="PEER", help="A PeerID, or its last characters.")]
 
 _PATH = "/gnus/v1/peers"
 _MEASURED = {
@@ -86,6 +86,8 @@ def connect(
         output.emit(answer)
         return
     output.say(f"{answer['peer']} is {answer['state']}{': ' if answer['reason'] else ''}{answer['reason']}")
+    if not answer["dialled"]:
+        output.note("It was connected already, so this address was not tried.")
 
 
 @app.command("ban")

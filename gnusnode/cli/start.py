@@ -60,12 +60,15 @@ async def _obey_signals(stop: trio.Event, *, task_status: trio.TaskStatus[None] 
 
 
 def _greet(node: Node) -> None:
-    """What a person at a terminal wants to know; the log says the same to everybody else."""
+    """What a person at a terminal wants to know; ``gnusnode status`` says the same to everybody else."""
     if not sys.stderr.isatty():
         return
     output.note(f"gnusnode {__version__}  {node.peer_id}")
     output.note(f"  API    {node.api_url}/v1")
     output.note(f"  home   {node.home.root}")
+    swarm = node.swarm.status()
+    if swarm["state"] != "alone":
+        output.note(f"  swarm  {swarm['name']}, {swarm['state']}; peers: {', '.join(swarm['addresses']) or 'nowhere'}")
     output.note("  try    gnusnode chat   (in another terminal; Ctrl-C here stops the node)")
 
 

@@ -36,7 +36,7 @@ _UNITS = {"m": 1 / 60, "h": 1.0, "d": 24.0}
 @app.command("init")
 @guarded
 def init(
-    name: Annotated[str, typer.Argument(help="What the swarm is called.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="What the swarm is called.")],
     open_: Annotated[bool, typer.Option("--open", help="Let nodes without a certificate offer experts.")] = False,
     operator: OperatorOption = None,
     home: HomeOption = None,
@@ -59,15 +59,18 @@ def init(
 @app.command("join")
 @guarded
 def join(
-    token: Annotated[str, typer.Argument(help="The line that begins with gnus1-.")],
+    token: Annotated[str, typer.Argument(metavar="TOKEN", help="The line that begins with gnus1-.")],
     operator: OperatorOption = None,
     home: HomeOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Join the swarm of a token. Where the inviting node cannot be reached, the token is kept for the next start."""
+    from gnusnode.clock import unix_ms
+    from gnusnode.net.join import read_token
     from gnusnode.net.swarmdesk import JoinSwarm, checked
 
     asked = checked(JoinSwarm, token=token, operator=operator)
+    read_token(asked.token, unix_ms())  # what cannot be redeemed is said before anybody waits
     if not as_json:
         output.aside("Asking the inviting node; where it does not answer this takes up to 20 s.")
     answer = _running(home, lambda node: node.post(_PATH + "/join", _body(asked)))
@@ -184,16 +187,19 @@ def invite(
     if _shown(answer, as_json):
         return
     output.say(answer["token"])
-    times = "once" if answer["uses"] == 1 else "by any number" if answer["uses"] is None else f"{answer['uses']} times"
-    output.note(f"Redeemed {times}, until {output.day(answer['expires'])} UTC, at {', '.join(answer['addresses'])}")
+    nodes = {1: "one node", None: "any number of nodes"}.get(answer["uses"], f"{answer['uses']} nodes")
+    output.note(f"Good for {nodes}, until {output.day(answer['expires'])} UTC")
+    output.note(f"It leads to this node at {', '.join(answer['addresses'])}")
     output.note("On the other machine: gnusnode swarm join TOKEN; then: gnusnode start")
 
 
 @app.command("roles")
 @guarded
 def set_roles(
-    peer: Annotated[str, typer.Argument(help="The member's PeerID, or its last characters.")],
-    roles: Annotated[str, typer.Argument(help="What it is to hold from now on, comma separated; or 'all'.")],
+    peer: Annotated[str, typer.Argument(metavar="PEER", help="The member's PeerID, or its last characters.")],
+    roles: Annotated[
+        str, typer.Argument(metavar="ROLES", help="What it is to hold from now on, comma separated; or 'all'.")
+    ],
     tier: TierOption = None,
     home: HomeOption = None,
     as_json: JsonOption = False,
@@ -210,7 +216,10 @@ def set_roles(
 @app.command("revoke")
 @guarded
 def revoke(
-    target: Annotated[str, typer.Argument(help="A PeerID, or its end; or a certificate's serial or digest.")],
+    target: Annotated[
+        str,
+        typer.Argument(metavar="PEER|SERIAL|DIGEST", help="A PeerID, or its end; or a certificate's serial or digest."),
+    ],
     reason: Annotated[str, typer.Option("--reason", help="Why; every member can read it.")] = "",
     home: HomeOption = None,
     as_json: JsonOption = False,
@@ -241,7 +250,7 @@ def list_admins(context: typer.Context, home: HomeOption = None, as_json: JsonOp
 @admins.command("add")
 @guarded
 def add_admin(
-    peer: Annotated[str, typer.Argument(help="The member's PeerID, or its last characters.")],
+    peer: Annotated[str, typer.Argument(metavar="PEER", help="The member's PeerID, or its last characters.")],
     roles: Annotated[str, typer.Option("--roles", help="What it may grant, comma separated; or 'all'.")] = "all",
     tier: Annotated[str, typer.Option("--tier", help="The highest tier that it may grant.")] = "B",
     home: HomeOption = None,
@@ -259,7 +268,7 @@ def add_admin(
 @admins.command("remove")
 @guarded
 def remove_admin(
-    peer: Annotated[str, typer.Argument(help="The admin's PeerID, or its last characters.")],
+    peer: Annotated[str, typer.Argument(metavar="PEER", help="The admin's PeerID, or its last characters.")],
     home: HomeOption = None,
     as_json: JsonOption = False,
 ) -> None:

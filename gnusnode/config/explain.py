@@ -24,7 +24,8 @@ def config_error(error: ValidationError, where: Callable[[KeyPath], str]) -> Con
     first = details[0]
     path, model = _walk(first["loc"])
     same = [item for item in details if _walk(item["loc"])[0] == path]
-    others = len({_walk(item["loc"])[0] for item in details}) - 1
+    paths = {_walk(item["loc"])[0] for item in details}
+    others = sum(one != path[: len(one)] for one in paths)  # a wrong item makes its list wrong too: one fault
     key = ".".join(str(part) for part in path) or "settings"
     if first["type"] == "extra_forbidden":
         what, hint = f"unknown key {key}", nearest(str(path[-1]), model.model_fields, _all_keys())

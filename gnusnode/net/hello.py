@@ -229,6 +229,8 @@ class Greeter:
 
     async def _conclude(self, peer: str, met: _Met, verdict: HelloVerdict) -> None:
         """Writes down both verdicts and what the peer said of itself."""
+        if verdict.refused == Outcome.REVOKED and verdict.records:  # the proof: it need not be taken at its word
+            await self._members.add([record.to_bytes() for record in verdict.records])
         offered = MappingProxyType({service.name: service.version for service in verdict.services})
         hello = Introduction(printable(met.greeting.version), met.greeting.instance, frozenset(verdict.roles), offered)
         sighting = self._table.greeted(
@@ -265,6 +267,8 @@ class Greeter:
         same_swarm = met.greeting.swarm_id == self._of.swarm_id
         records = tuple(self._of.credentials())[:MAX_CREDENTIALS] if with_records and same_swarm else ()
         if met.refusal is not None:
+            if met.refusal.code == Outcome.REVOKED and same_swarm:
+                records = (*self._members.records_against(peer), *records)[:MAX_CREDENTIALS]
             return HelloVerdict(
                 refused=met.refusal.code, detail=met.refusal.text[:1024], rtt_ms=met.rtt_ms, records=records
             )

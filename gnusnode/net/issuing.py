@@ -22,7 +22,7 @@ from gnusnode.contracts.swarm import (
     Tier,
 )
 from gnusnode.contracts.verify import MAX_SKEW_MS
-from gnusnode.errors import Forbidden, RequestError
+from gnusnode.errors import Forbidden, NotFound, RequestError
 from gnusnode.net.records import SwarmRecord
 
 DAY_MS: Final = 24 * 3600 * 1000
@@ -108,7 +108,9 @@ def certificate(
     by.check(roles, tier)
     if roster.is_revoked(RevocationKind.PEER, peer, now_ms):
         raise Forbidden(
-            "this node was revoked, which is for good", where=peer, hint="let it take a new identity and invite that"
+            "this node was revoked, which is for good",
+            where=peer,
+            hint="let it start on a new `--home`, which has a new key, and invite that; `id rotate` does not help",
         )
     return MembershipCertificate.signed(
         by.signer,
@@ -129,11 +131,11 @@ def regranted(
     """Records that give ``peer`` exactly ``roles``: a new certificate, and the end of those that grant more.
 
     Raises:
-        RequestError: it is no member. Forbidden: see ``certificate``.
+        NotFound: it is no member. Forbidden, RequestError: see ``certificate``.
     """
     standing = roster.standing(peer, now_ms)
     if standing.outcome is not Outcome.OK or not standing.operators:
-        raise RequestError("this peer is no member", where=peer, hint="see them with: gnusnode swarm members")
+        raise NotFound("this peer is no member", where=peer, hint="see them with: gnusnode swarm members")
     operator = sorted(standing.operators)[0]
     made: list[SwarmRecord] = [certificate(by, roster, peer, roles=roles, tier=tier, operator=operator, now_ms=now_ms)]
     made += [

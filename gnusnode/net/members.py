@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Protocol
 
@@ -17,6 +17,10 @@ class Members(Protocol):
 
     def standing(self, peer: str) -> Standing:
         """What ``peer`` is and may do now."""
+        ...
+
+    def records_against(self, peer: str) -> Sequence[Any]:
+        """The revocations of ``peer``, and the delegations of who signed them: what shows it that it is out."""
         ...
 
     async def add(self, records: Iterable[bytes]) -> Any:

@@ -26,7 +26,7 @@ from gnusnode.contracts.swarm import (
     Role,
     Tier,
 )
-from gnusnode.errors import Conflict, Forbidden, RequestError
+from gnusnode.errors import Conflict, Forbidden
 from gnusnode.identity import NodeIdentity
 from gnusnode.net import issuing
 from gnusnode.net.issuing import Authority
@@ -135,6 +135,14 @@ class Membership:
             or (isinstance(record, KeyRotation) and self._is_of_own_chain(record))
         )
 
+    def records_against(self, peer: str) -> tuple[SwarmRecord, ...]:
+        """The revocations of ``peer``, and the delegations of who signed them: what shows it that it is out."""
+        records = self.records.records.values()
+        revocations = [each for each in records if isinstance(each, Revocation) and each.target == peer]
+        signers = {each.signer for each in revocations}
+        delegations = [each for each in records if isinstance(each, AdminDelegation) and each.peer_id in signers]
+        return (*revocations, *delegations)
+
     def admins(self) -> frozenset[str]:
         """Peers that may grant something now."""
         now, roster = self._now_ms(), self.roster
@@ -209,7 +217,7 @@ class Membership:
         """Gives a member exactly ``roles``; takes effect wherever the records arrive, without a restart.
 
         Raises:
-            Forbidden, RequestError: see ``grant``; or it is no member.
+            Forbidden, RequestError: see ``grant``. NotFound: it is no member.
         """
         made = issuing.regranted(
             self.required_authority(),
@@ -249,7 +257,7 @@ class Membership:
         """``authority``, for what cannot go on without.
 
         Raises:
-            RequestError: no swarm. Forbidden: this node may grant nothing.
+            Conflict: no swarm. Forbidden: this node may grant nothing.
         """
         if self._swarm is None:
             raise no_swarm()
@@ -319,7 +327,7 @@ class Membership:
             Where the root key was put, on the founder's node.
 
         Raises:
-            RequestError: there is no swarm to leave. DataError, DiskFull.
+            Conflict: there is no swarm to leave. DataError, DiskFull.
         """
         async with self._turning:
             if self._swarm is None:
@@ -347,7 +355,7 @@ class Membership:
         return peer == self.peer_id
 
 
-def no_swarm() -> RequestError:
-    return RequestError(
+def no_swarm() -> Conflict:
+    return Conflict(
         "this node belongs to no swarm", hint="found one: gnusnode swarm init NAME, or: gnusnode swarm join TOKEN"
     )

@@ -96,8 +96,9 @@ class PeerTable:
             return entry
         found = [peer for peer in self._entries if peer.endswith(name)] if len(name) >= _SHORTEST_NAME else []
         if len(found) != 1:
-            what = f"{len(found)} peers have a PeerID that ends so" if found else "this peer is not known here"
             short = f"give at least the last {_SHORTEST_NAME} characters; " if len(name) < _SHORTEST_NAME else ""
+            none = "is not known here" if short or not self._own.endswith(name) else "is the node itself"
+            what = f"{len(found)} peers have a PeerID that ends so" if found else f"this peer {none}"
             raise NotFound(what, where=name, hint=f"{short}see `gnusnode peers list`")
         return self._entries[found[0]]
 

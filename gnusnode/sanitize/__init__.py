@@ -1,1 +1,1 @@
-"""Pure functions: bytes in, clean text and findings out. Nothing here does I/O; the rules arrive with the tool path."""
+"""Pure functions: bytes in, clean text and findings out. Nothing here does I/O; the rules are data."""

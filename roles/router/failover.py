@@ -256,7 +256,7 @@ class Course:
     def _verdict(self, error: GnusError) -> GnusError:
         """The error that the caller gets where nobody is left: of several that were too busy, the soonest counts."""
         if self._answer.begun:
-            return _with_hint(error, "nobody else who could go on holds the same model file")
+            return _with_hint(error, "nobody else who could go on holds the same model file; ask again")
         waits = [
             other.retry_after for _, other in self._failures if isinstance(other, Overloaded) and other.retry_after
         ]
@@ -376,5 +376,8 @@ def _until_first_word(done: ChoiceDone) -> float:
 
 
 def _with_hint(error: GnusError, hint: str) -> GnusError:
+    """The error of a begun answer as the caller sees it. How to mend a connection is of no use to who only asked."""
+    if isinstance(error, PeerUnreachable):
+        return PeerUnreachable(f"the node that answered was lost: {error.what}", where=error.where, hint=hint)
     error.hint = error.hint or hint
     return error

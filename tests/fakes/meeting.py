@@ -113,6 +113,9 @@ class FakeMembers:
     def standing(self, peer: str) -> Standing:
         return self.roster.standing(peer, self._now_ms())
 
+    def records_against(self, peer: str) -> tuple[Any, ...]:
+        return tuple(r for r in self._records.values() if isinstance(r, Revocation) and r.target == peer)
+
     async def add(self, records: Any) -> None:
         known = len(self._records)
         for data in records:

@@ -91,6 +91,7 @@ def test_a_revoked_member_is_out_at_once_and_stays_out_after_a_restart(lab: Swar
     for _ in range(2):
         member.until(lambda: member.peers().get(lab.first.peer_id, {}).get("state") == "refused", "hears of it")
         assert "revoked" in member.peers()[lab.first.peer_id]["reason"]
+        member.until(lambda: member.status()["state"] == "revoked", "knows what it is, though nobody else told it")
         lab.first.until(lambda: lab.first.peers().get(member.peer_id, {}).get("state") == "refused", "refuses it")
         assert "revoked" in lab.first.peers()[member.peer_id]["reason"]
         assert member.status()["usable"] == 0

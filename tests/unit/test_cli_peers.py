@@ -41,7 +41,8 @@ class Node:
 
     def post(self, path: str, body: Any = None) -> Any:
         self.posts.append((path, body))
-        return {"peer": PEER, "rtt_ms": 1.5, "state": "refused", "reason": "it refuses this node: revoked"}
+        refused = {"state": "refused", "reason": "it refuses this node: revoked"}
+        return {"peer": PEER, "rtt_ms": 1.5, "dialled": body != {"address": "/ip4/known"}, **refused}
 
 
 @pytest.fixture
@@ -87,6 +88,11 @@ def test_orders_are_sent_and_answered_in_words(scripted: Node) -> None:
         ("/gnus/v1/peers/a%2F..%2Fb/ban", {"reason": "spam"}),
         (f"/gnus/v1/peers/{PEER}/unban", None),
     ]
+
+
+def test_an_address_of_a_connected_peer_is_said_to_be_untried(scripted: Node) -> None:
+    assert "was not tried" in run("connect", "/ip4/known").stderr
+    assert run("connect", "/ip4/x").stderr == ""
 
 
 def test_an_unknown_peer_is_an_error_with_its_code(scripted: Node) -> None:

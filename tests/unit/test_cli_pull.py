@@ -13,7 +13,7 @@ from typer.testing import CliRunner, Result
 from gnusnode.cli import fetch
 from gnusnode.cli.app import app
 from gnusnode.contracts import ids
-from gnusnode.errors import GnusError, Unavailable
+from gnusnode.errors import GnusError, NotFound, Unavailable
 from gnusnode.inference.artifacts.modelrecord import StoredModel
 
 SHA256 = "sha256:" + "5" * 64
@@ -44,6 +44,11 @@ class ScriptedNode:
         self.failure = failure
         self.orders: list[tuple[str, dict[str, Any]]] = []
 
+    def get(self, path: str) -> dict[str, Any]:
+        if not PEER.endswith(name := path.rpartition("/")[2]):
+            raise NotFound("this peer is not known here", where=name)
+        return {"peer": PEER}
+
     def events(self, path: str, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
         self.orders.append((path, body))
         yield from self.events_
@@ -69,6 +74,17 @@ def test_an_address_is_fetched_by_the_running_node(tmp_path: Path, monkeypatch: 
     assert node.orders == [("/gnus/v1/models/pull", order)]
     shown = json.loads(done.stdout)
     assert (shown["name"], shown["sha256"], shown["received"]) == ("theirs", SHA256, {PEER: 1000})
+
+
+def test_a_holder_is_named_by_the_end_of_its_peer_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    node = ScriptedNode({"pulled": {"model": MODEL.model_dump(mode="json"), "expert": None, "received": {}}})
+    wire(node, monkeypatch)
+    assert pull(tmp_path, CID, "--from", PEER[-6:]).exit_code == 0
+    assert node.orders[0][1]["peers"] == [PEER]
+    stranger = pull(tmp_path, CID, "--from", "zzzz")
+    assert stranger.exit_code == 1
+    assert "not known here" in stranger.output
+    assert len(node.orders) == 1
 
 
 def test_people_see_what_came_and_from_whom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

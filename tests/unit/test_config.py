@@ -200,6 +200,9 @@ class TestRefusal:
             loaded(home, env={"GNUSNODE_API__LISTEN": "x"})
         with pytest.raises(ConfigError, match=r"^command line: node\.roles\.0 = 'x'"):
             loaded(home, node__roles="x")
+        with pytest.raises(ConfigError) as caught:
+            loaded(home, node__roles="x")
+        assert "more key" not in str(caught.value), "the list is at fault by its item only"
         with pytest.raises(ConfigError, match=r"^env GNUSNODE_NODE__ROLES: .*JSON list"):
             loaded(home, env={"GNUSNODE_NODE__ROLES": "[core"})
         with pytest.raises(ConfigError, match=r"^command line: .*list"):

@@ -368,3 +368,11 @@ def test_programs_of_every_machine_are_well_formed(machine: str, forks: bool) ->
         furthest = index + 1 + max(instruction[2], instruction[3]) if instruction[0] & 7 == 5 else index
         assert furthest < len(instructions)
     assert instructions[-1][0] == 6
+
+
+def test_a_failing_call_is_an_error_whatever_its_return_type_is() -> None:
+    for name, arguments in (("prctl", (9999, 0, 0, 0, 0)), ("shmget", (0x5EC2E7, 0, 0)), ("unshare", (1 << 62,))):
+        with pytest.raises(OSError):
+            linux.call(name, *arguments)
+    with pytest.raises(OSError):
+        linux.syscall(9999)

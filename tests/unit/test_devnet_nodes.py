@@ -31,7 +31,7 @@ if words[0] == "swarm":
         (home / "swarm" / "swarm.json").write_text("{}")
     sys.exit(0)
 if (home / "broken").exists():
-    print("error: no room for the model", file=sys.stderr)
+    print("error: no room for the model\\n  next:  make some", file=sys.stderr)
     sys.exit(6)
 if (home.parent / "stubborn").exists():
     signal.signal(signal.SIGTERM, signal.SIG_IGN)

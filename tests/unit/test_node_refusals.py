@@ -33,6 +33,14 @@ def test_a_node_that_takes_no_requests_says_why_and_who_can_change_it(
     assert (error.where, error.status) == (PEER, 503)
 
 
+@pytest.mark.parametrize("standing", ["joining", "revoked"])
+def test_who_does_not_belong_is_not_told_to_have_a_role_granted(standing: str) -> None:
+    error = no_ingress(PEER, {"state": "withheld"}, standing)
+    assert standing in error.what
+    assert "swarm roles" not in (error.hint or "")
+    assert "gnusnode status" in (error.hint or "")
+
+
 def test_a_file_is_announced_with_the_experts_of_the_services_that_run_and_no_others() -> None:
     cards = [card("gnus/a"), card("gnus/b")]
     assert set(_offered(cards, {"core", "router"}).expert_ids) == {"gnus/a", "gnus/b"}

@@ -23,6 +23,9 @@ STAGGER_SECONDS: Final = 0.1
 MAX_ADDRESSES: Final = 16
 """Addresses that are tried: a list from outside must not make this node a scanner."""
 
+_NO_HANDSHAKE: Final = ("is not delimited by", "the stream ended early", "failed to parse")
+"""What the library says of bytes under another network key, or of none."""
+
 
 async def dial_any(addresses: Sequence[str], dial: Dial, *, peer: str, seconds: float) -> None:
     """Tries ``addresses`` until ``dial`` succeeds for one; the others are cancelled.
@@ -67,6 +70,8 @@ def _why(error: BaseException) -> str:
     for reason in reasons:
         if isinstance(reason, PeerIDMismatchesPubkey) or "Peer ID mismatch" in str(reason):
             return "answers as another peer"
+        if any(sign in str(reason) for sign in _NO_HANDSHAKE):
+            return "no handshake: it has another network key, or is no gnusnode"
     last = reasons[-1] if reasons else error
     text = last.strerror if isinstance(last, OSError) and last.strerror else str(last)
     return text[:200] or type(last).__name__

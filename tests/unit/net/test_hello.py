@@ -7,6 +7,7 @@ import trio
 import trio.testing
 from trio.testing import MockClock as Clock
 
+from gnusnode.contracts.outcome import Outcome
 from gnusnode.errors import Forbidden
 from gnusnode.net.peerentry import PeerState
 from tests.fakes.meeting import (
@@ -134,6 +135,7 @@ class TestHello:
         with trio.fail_after(10):
             await b.until(a, REFUSED)
         assert "was revoked" in b.entry(a).reason
+        assert b.members.standing(b.peer).outcome is Outcome.REVOKED, "the refusal came with its proof"
 
     async def test_a_membership_that_runs_out_during_a_connection_ends_the_admission(
         self, autojump_clock: Clock, meeting: Meeting

@@ -1,0 +1,1 @@
+"""Docker as a sandbox, over the Engine API on its Unix socket."""

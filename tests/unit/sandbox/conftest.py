@@ -1,0 +1,1 @@
+from tests.fakes.dockerd import docker_image, docker_socket  # noqa: F401 - fixtures
