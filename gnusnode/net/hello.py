@@ -139,7 +139,11 @@ class Greeter:
                 async with _owned(stream):
                     await self._greet(stream)
         except UnsupportedProtocol:
-            self._failed(peer, Refusal(UnsupportedProtocol.code, "it does not speak the hello of gnusnode"))
+            entry = self._table.get(peer)
+            if entry is not None and entry.hello is not None:
+                self._unanswered(peer, "it answers no hello any more: it is stopping")
+            else:
+                self._failed(peer, Refusal(UnsupportedProtocol.code, "it does not speak the hello of gnusnode"))
         except (MalformedRecord, ProtocolViolation) as error:
             self._failed(peer, Refusal(ProtocolViolation.code, f"it broke the hello's rules: {printable(str(error))}"))
         except trio.TooSlowError:
@@ -241,6 +245,7 @@ class Greeter:
             refused_by=Refusal(verdict.refused, printable(verdict.detail)) if verdict.refused else None,
             rtt_ms=met.rtt_ms,
             skew_ms=met.skew_ms,
+            left_alone="" if verdict.refused else printable(verdict.detail),
         )
         self._hellos.labels(met.refusal.code if met.refusal else "refused_by_peer" if verdict.refused else "ok").inc()
         if verdict.rival is not None:
@@ -275,6 +280,7 @@ class Greeter:
         facts, entry = self._of.facts(), self._table.get(peer)
         heard = entry.last_word if entry else None
         return HelloVerdict(
+            detail=entry.exclusion[:1024] if entry else "",
             rtt_ms=met.rtt_ms,
             records=records,
             roles=tuple(self._of.own_roles()),

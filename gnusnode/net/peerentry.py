@@ -79,6 +79,7 @@ class PeerEntry:
         skew_ms: its clock minus ours.
         note: what went wrong last.
         exclusion: why nothing is asked of it just now.
+        left_alone: why it asks nothing of this node just now, as it says.
         reputation: 0 to 1; where nothing is known, 0.5.
     """
 
@@ -104,6 +105,7 @@ class PeerEntry:
     note: str = ""
     banned: str | None = None
     exclusion: str = ""
+    left_alone: str = ""
     reputation: float = 0.5
 
     @property
@@ -120,14 +122,18 @@ class PeerEntry:
 
     @property
     def reason(self) -> str:
-        """Why it is not further than it is; for people. Empty: nothing is wrong."""
+        """Why it is not further than it is, or this node is not with it; for people. Empty: nothing is wrong."""
         if self.banned is not None:
             return self.banned or "banned by the operator"
         if self.refusal is not None:
             return f"refused here: {self.refusal.text}"
         if self.refused_by is not None:
             return f"it refuses this node: {self.refused_by.text}"
-        return self.exclusion or ("" if self.state is PeerState.USABLE else self.note)
+        if self.exclusion:
+            return self.exclusion
+        if self.left_alone:
+            return f"it leaves this node alone for now: {self.left_alone}"
+        return "" if self.state is PeerState.USABLE else self.note
 
     @property
     def code(self) -> str:

@@ -175,6 +175,7 @@ class PeerTable:
         refused_by: Refusal | None,
         rtt_ms: float | None,
         skew_ms: float,
+        left_alone: str = "",
     ) -> Sighting:
         """A hello came to its end, whatever its outcome. It may overtake the news of its connection."""
         if (known := self._entries.get(peer)) is None or known.link is None:
@@ -197,6 +198,7 @@ class PeerTable:
                 admitted=refusal is None,
                 rtt_ms=entry.rtt_ms if rtt_ms is None else rtt_ms,
                 skew_ms=skew_ms,
+                left_alone=left_alone,
                 failures=0,
                 note="",
                 last_seen=self.now(),

@@ -111,6 +111,9 @@ class Tender:
         """An authenticated peer: probed where that is due, greeted again when its heartbeats stay away."""
         if _took_on_others(entry) and entry.announced_at > care.heard_at and now >= care.hello_at:
             return await self._greet(entry.peer, care, now)  # before a probe misses what only a new hello offers
+        if bool(entry.exclusion) is not care.excluded and now >= care.hello_at:
+            care.excluded = bool(entry.exclusion)
+            return await self._greet(entry.peer, care, now)  # so that it learns that it is left alone, or no longer
         if not entry.exclusion and now >= care.probe_at and self._prober.is_due(entry):
             if await self._prober.probe(entry.peer):
                 care.probes = 0
@@ -170,4 +173,6 @@ class _Care:
     refused_at: float | None = None
     accepted: bool = False
     """It was let in before, on this connection."""
+    excluded: bool = False
+    """It was told last that it is left alone."""
     wake: trio.Event = field(default_factory=trio.Event)

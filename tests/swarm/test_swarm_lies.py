@@ -300,5 +300,7 @@ def test_who_claims_a_model_that_it_does_not_have_costs_no_request_and_is_left_a
     assert asked_in_vain == (1 if lie == "listed" else 0)
     shown = first.json("peers", "show", peer)
     assert shown["state"] == "authenticated"
-    assert f"announces {expert['id']} and does not serve it" in shown["reason"]
+    lie_told = f"announces {expert['id']} and does not serve it"
+    assert lie_told in shown["reason"]
+    liar.until(lambda: lie_told in liar.peers()[peer_of(first)]["reason"], "hears why it is left alone")
     liar.stop()

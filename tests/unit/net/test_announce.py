@@ -247,6 +247,12 @@ class TestProbe:
         await trio.sleep(12)  # one more announcement
         assert a.state(b) is PeerState.AUTHENTICATED
         assert "announces gnus/b and does not serve it" in a.entry(b).reason
+        await trio.sleep(5)
+        assert "it leaves this node alone for now: it announces gnus/b" in b.entry(a).reason
+        b.experts.clear()
+        b.facts = type(b.facts)(b.facts.roles, b.facts.services)
+        await trio.sleep(400)  # an exclusion ends, and is told to have ended
+        assert a.entry(b).exclusion == b.entry(a).reason == ""
 
     async def test_who_refuses_a_draft_of_an_expert_that_it_has_just_unloaded_is_no_liar(
         self, autojump_clock: Clock, meeting: Meeting

@@ -8,7 +8,7 @@ import trio.testing
 from trio.testing import MockClock as Clock
 
 from gnusnode.contracts.outcome import Outcome
-from gnusnode.errors import Forbidden
+from gnusnode.errors import Forbidden, UnsupportedProtocol
 from gnusnode.net.peerentry import PeerState
 from tests.fakes.meeting import (
     ROOT,
@@ -136,6 +136,19 @@ class TestHello:
             await b.until(a, REFUSED)
         assert "was revoked" in b.entry(a).reason
         assert b.members.standing(b.peer).outcome is Outcome.REVOKED, "the refusal came with its proof"
+
+    async def test_a_node_that_is_stopping_is_not_taken_for_one_that_speaks_another_language(
+        self, autojump_clock: Clock, meeting: Meeting, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        a, b = await pair(meeting)
+
+        async def gone(*_: object) -> None:
+            raise UnsupportedProtocol("nobody serves that any more", where=b.peer)
+
+        monkeypatch.setattr(a.net, "open_stream", gone)
+        await a.presence.greeter.greet(b.peer)
+        assert a.state(b) is not REFUSED
+        assert a.entry(b).refusal is None
 
     async def test_a_membership_that_runs_out_during_a_connection_ends_the_admission(
         self, autojump_clock: Clock, meeting: Meeting
