@@ -180,8 +180,7 @@ class PeerTable:
         """A hello came to its end, whatever its outcome. It may overtake the news of its connection."""
         if (known := self._entries.get(peer)) is None or known.link is None:
             self.connected(peer, Link("", inbound=True, relayed=False, since=self.now()))
-        entry = self._entries.get(peer)
-        if entry is None:
+        if (entry := self._entries.get(peer)) is None:
             return Sighting.STALE
         sighting = self._instances.met(peer, hello.instance, self.now())
         if entry.hello is not None and entry.hello.instance != hello.instance:
@@ -377,8 +376,7 @@ class PeerTable:
             self._tell(PeerChange(entry.peer, before, entry))
 
     def _drop(self, peer: str, *, goodbye: bool = False) -> None:
-        before = self._entries.pop(peer)
-        self._tell(PeerChange(peer, before, None, goodbye))
+        self._tell(PeerChange(peer, self._entries.pop(peer), None, goodbye))
 
     def _tell(self, change: PeerChange) -> None:
         self._usable = None

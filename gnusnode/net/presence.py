@@ -35,6 +35,7 @@ from gnusnode.observe.health import CLOCK_SKEW, PEERS_UNREACHABLE
 
 _log = logging.getLogger(__name__)
 
+_REACHED: Final = frozenset({PeerState.AUTHENTICATED, PeerState.USABLE})
 TICK: Final = 1.0
 SAVE_EVERY: Final = 30.0
 SKEW_WARNING_MS: Final = 5_000
@@ -259,11 +260,12 @@ class Presence:
 
     def _watch_configured(self) -> None:
         wanted = [peer.peer for peer in self._configured if peer.peer != self._net.peer_id]
-        connected = self._net.connected()
-        if not wanted or any(peer in connected for peer in wanted):
+        found = [entry for peer in wanted if (entry := self._table.get(peer)) is not None]
+        if not wanted or any(entry.state in _REACHED for entry in found):
             self._reached_at = self._table.now()
         lost = self._table.now() - self._reached_at > UNREACHED_SECONDS
-        self._observer.health.update(PEERS_UNREACHABLE, lost, f"none of {len(wanted)}")
+        said = "; ".join(entry.reason for entry in found if entry.reason)
+        self._observer.health.update(PEERS_UNREACHABLE, lost, f"none of {len(wanted)}" + (f": {said}" if said else ""))
 
     def _tell(self, change: PeerChange) -> None:
         """Events, gauges, and what is worth remembering, after each change of the table."""

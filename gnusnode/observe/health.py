@@ -129,7 +129,7 @@ DUPLICATE_IDENTITY: Final = Warnable(
 PEERS_UNREACHABLE: Final = Warnable(
     "peers-unreachable",
     "warning",
-    "None of the peers that `net.peers` names can be reached.",
+    "None of the peers that `net.peers` names, or through which this node joined, lets it in or can be reached.",
     "Check their addresses and whether they run: `gnusnode peers list` says what each dial met.",
 )
 

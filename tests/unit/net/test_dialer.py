@@ -63,6 +63,15 @@ class TestDialling:
         await trio.sleep(2)
         assert "peers-unreachable" not in a.warnings()
 
+    async def test_a_node_that_is_refused_by_all_that_it_was_told_of_warns_and_says_why(
+        self, autojump_clock: Clock, meeting: Meeting
+    ) -> None:
+        a = await meeting.start(key(11))
+        b = await meeting.start(key(12), peers=a.net.addresses(), records=[])
+        await trio.sleep(20)
+        assert "not a member" in b.entry(a).reason
+        assert "peers-unreachable" in b.warnings()
+
     async def test_enough_is_enough_but_configured_peers_are_always_dialled(
         self, autojump_clock: Clock, meeting: Meeting
     ) -> None:
