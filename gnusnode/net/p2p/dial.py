@@ -70,6 +70,8 @@ def _why(error: BaseException) -> str:
     for reason in reasons:
         if isinstance(reason, PeerIDMismatchesPubkey) or "Peer ID mismatch" in str(reason):
             return "answers as another peer"
+        if "Failed to resolve DNS" in str(reason):
+            return "the name cannot be resolved"
         if any(sign in str(reason) for sign in _NO_HANDSHAKE):
             return "no handshake: it has another network key, or is no gnusnode"
     last = reasons[-1] if reasons else error

@@ -7,8 +7,10 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from typing import Literal
 
+import pytest
 import trio
 
+from gnusnode.errors import PeerUnreachable
 from gnusnode.net.p2p.host import open_net
 from gnusnode.net.p2p.options import NetOptions
 from gnusnode.net.port import Connected, MessageStream, Net
@@ -77,3 +79,10 @@ async def test_who_cannot_be_dialled_is_found_with_its_circuit_address_and_heard
                     with trio.move_on_after(0.5):
                         assert await anext(heard) == (hidden.peer_id, b"here")
                         break
+
+
+async def test_another_network_key_is_named_as_what_it_probably_is() -> None:
+    other = replace(OPTIONS, network_key=bytes(range(1, 33)))
+    async with open_net(bytes([1]) * 32, OPTIONS) as a, open_net(bytes([2]) * 32, other) as b:
+        with trio.fail_after(20), pytest.raises(PeerUnreachable, match="it has another network key, or is no gnusnode"):
+            await a.connect(b.peer_id, b.addresses())
