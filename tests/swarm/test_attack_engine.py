@@ -56,6 +56,12 @@ def test_streams_of_a_dead_engine_end_with_a_typed_error_and_the_next_engine_ser
     assert not any(alive(pid) for pid in (child, *below))
 
 
+ENVIRONMENT = {
+    b"LANG", b"LC_ALL", b"PYTHONPATH", b"PYTHONUTF8", b"OMP_WAIT_POLICY", b"GGML_NO_BACKTRACE", b"GLIBC_TUNABLES",
+}  # fmt: skip
+"""All that an engine finds in its environment: how it runs, nothing of whose it is."""
+
+
 def test_an_engine_keeps_nothing_of_the_node_but_its_pipes(node: NodeProcess) -> None:
     (child,) = node.children()
     status = status_of(child)
@@ -64,7 +70,7 @@ def test_an_engine_keeps_nothing_of_the_node_but_its_pipes(node: NodeProcess) ->
     for pid in (child, *descendants(child)):
         proc = Path("/proc") / str(pid)
         names = {entry.partition(b"=")[0] for entry in (proc / "environ").read_bytes().split(b"\0") if entry}
-        assert names <= {b"LANG", b"LC_ALL", b"PYTHONPATH", b"PYTHONUTF8", b"OMP_WAIT_POLICY", b"GGML_NO_BACKTRACE"}
+        assert names <= ENVIRONMENT
         opened = {os.readlink(entry) for entry in (proc / "fd").iterdir()}
         assert all(name.startswith("pipe:") or name == "/dev/null" for name in opened), opened
 
