@@ -18,7 +18,11 @@ class FrameError(ValueError):
 
 def pack(frame: dict[str, Any]) -> bytes:
     """One frame. Raises ``FrameError`` when it is over ``MAX_FRAME``."""
-    body = canonical.encode(frame)
+    return framed(canonical.encode(frame))
+
+
+def framed(body: bytes) -> bytes:
+    """A frame around the encoding of a map. Raises ``FrameError`` when it is over ``MAX_FRAME``."""
     if len(body) > MAX_FRAME:
         raise FrameError(f"a frame of {len(body)} bytes is over the limit of {MAX_FRAME}")
     return _HEADER.pack(len(body)) + body

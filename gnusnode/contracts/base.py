@@ -34,10 +34,10 @@ class Record(BaseModel):
         return canonical.encode(self.to_plain())
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
-        """A copy; with ``update`` it has a digest and an address of its own."""
+        """A copy; what the original has derived from its fields and kept, such as its digest, it derives anew."""
         copy = super().model_copy(update=update, deep=deep)
-        for name in ("digest", "cid"):
-            vars(copy).pop(name, None)  # cached by the original
+        for name in vars(copy).keys() - type(copy).model_fields.keys():
+            del vars(copy)[name]
         return copy
 
     @cached_property

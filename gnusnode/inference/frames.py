@@ -24,16 +24,16 @@ Every job ends with exactly one of ``done``, ``result`` and ``error``; a cancell
 
 from __future__ import annotations
 
-import struct
-from typing import Any, Final, cast
+from typing import Any
 
 from gnusnode.contracts import canonical
 from gnusnode.contracts.base import Record
 from gnusnode.contracts.generation import ContextProfile
 from gnusnode.contracts.ids import Name, Sha256
+from sandbox import wire
+from sandbox.wire import FrameError, Unpacker, pack
 
-MAX_FRAME: Final = 64 * 1024 * 1024
-_HEADER: Final = struct.Struct(">I")
+__all__ = ["ChildSpec", "FrameError", "Unpacker", "pack", "pack_known"]
 
 
 class ChildSpec(Record):
@@ -66,58 +66,6 @@ class ChildSpec(Record):
     """Bytes of resident memory beyond which the parent ends the child; 0: no bound."""
 
 
-class FrameError(ValueError):
-    """The other end does not speak our protocol."""
-
-
-def pack(frame: dict[str, Any]) -> bytes:
-    return _framed(canonical.encode(frame))
-
-
 def pack_known(frame: dict[str, Any]) -> bytes:
     """``pack`` without the check of every value, for frames that are sent for every token."""
-    return _framed(canonical.encode_known(frame))
-
-
-def _framed(body: bytes) -> bytes:
-    if len(body) > MAX_FRAME:
-        raise FrameError(f"a frame of {len(body)} bytes is over the limit of {MAX_FRAME}")
-    return _HEADER.pack(len(body)) + body
-
-
-class Unpacker:
-    """Bytes in, frames out. ``feed`` may be given any split of the stream."""
-
-    def __init__(self) -> None:
-        self._buffer = bytearray()
-
-    def feed(self, data: bytes) -> list[dict[str, Any]]:
-        """The frames completed by ``data``.
-
-        Raises:
-            FrameError: oversize, malformed or not a map.
-        """
-        self._buffer += data
-        frames: list[dict[str, Any]] = []
-        start = 0
-        while len(self._buffer) - start >= _HEADER.size:
-            (length,) = _HEADER.unpack_from(self._buffer, start)
-            if length > MAX_FRAME:
-                raise FrameError(f"a frame announces {length} bytes, the limit is {MAX_FRAME}")
-            end = start + _HEADER.size + length
-            if len(self._buffer) < end:
-                break
-            frames.append(_parse(bytes(self._buffer[start + _HEADER.size : end])))
-            start = end
-        del self._buffer[:start]
-        return frames
-
-
-def _parse(body: bytes) -> dict[str, Any]:
-    try:
-        frame = canonical.decode(body, max_bytes=MAX_FRAME)
-    except canonical.NotCanonical as error:
-        raise FrameError(str(error)) from error
-    if not isinstance(frame, dict):
-        raise FrameError("a frame is not a map")
-    return cast("dict[str, Any]", frame)
+    return wire.framed(canonical.encode_known(frame))

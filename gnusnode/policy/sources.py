@@ -5,11 +5,11 @@ Kind and output of a source are set by whoever fetched it, from how it was fetch
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cached_property
-from typing import Annotated, Any, Final, Self, cast
+from typing import Annotated, Any, Final, cast
 
 from pydantic import StringConstraints
 
@@ -67,13 +67,6 @@ class Source(Part):
     def shape(self) -> str:
         """``everything`` for loose comparison."""
         return skeleton(self.everything)
-
-    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
-        """A copy that has forgotten what was worked out for the original."""
-        copy = super().model_copy(update=update, deep=deep)
-        for name in ("everything", "shape"):
-            vars(copy).pop(name, None)
-        return copy
 
 
 @dataclass(frozen=True)

@@ -33,6 +33,8 @@ from roles.intermediary.call import Call
 
 MAX_WAITING: Final = 256
 """More would be approved unread."""
+MAX_WORDS: Final = 65_536
+"""Characters that a person is shown of one call."""
 KEEP_MS: Final = 7 * 86_400_000
 """How long what was decided can still be looked at."""
 _PAGE: Final = 64
@@ -56,7 +58,7 @@ class Pending(Record):
     dry_run: DryRunResult
     why: Annotated[tuple[Line, ...], Field(max_length=64)]
     """Why a person is asked, in plain words."""
-    words: Annotated[str, StringConstraints(max_length=65_536)] = ""
+    words: Annotated[str, StringConstraints(max_length=MAX_WORDS)] = ""
     """What the person is shown: the call, where each argument comes from, what stands against it. Escaped."""
     shown_hash: Sha256
     asked_at_ms: Moment

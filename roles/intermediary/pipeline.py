@@ -25,13 +25,13 @@ from gnusnode.contracts.tools import (
     SanitizedData,
     ToolAttestation,
 )
-from gnusnode.errors import GnusError, ToolBlocked
+from gnusnode.errors import Conflict, GnusError, ToolBlocked
 from gnusnode.policy.case import Case, PlanScope, Step
 from gnusnode.policy.flow import Decision, Finding
 from gnusnode.policy.judge import Verdict, judge
 from gnusnode.policy.sources import Source
 from gnusnode.sanitize.findings import ACTIVE, INSTRUCTIONS, Kind
-from roles.intermediary.approvals import ApprovalDesk, Pending, Standing
+from roles.intermediary.approvals import MAX_WORDS, ApprovalDesk, Pending, Standing
 from roles.intermediary.call import Call
 from roles.intermediary.gate import Gate
 from roles.intermediary.tools.base import Scope, Tool, ToolOutput, reason_of
@@ -218,6 +218,8 @@ class Intermediary:
     async def _ask(self, call: Call, verdict: Verdict, report: Report) -> Report:
         assert report.attestation is not None
         assert report.dry_run_result is not None
+        if len(verdict.words) > MAX_WORDS:  # what is shown is what is bound: nobody decides on a part of it
+            return report.model_copy(update={"rejection_reason": "TOO_LONG_TO_SHOW"})
         now = self._context.now_ms()
         questions = [finding for finding in verdict.findings if finding.decision is Decision.ASK]
         pending = Pending(
@@ -225,15 +227,15 @@ class Intermediary:
             attestation=report.attestation,
             dry_run=report.dry_run_result,
             why=tuple(_line(finding) for finding in questions[:64]),
-            words=verdict.words[:65_536],
+            words=verdict.words,
             shown_hash=verdict.shown_hash,
             asked_at_ms=now,
             expires_at_ms=now + APPROVAL_MS,
         )
         try:
             await self._desk.ask(pending)
-        except ToolBlocked as error:
-            return report.model_copy(update={"rejection_reason": error.reason})
+        except (ToolBlocked, Conflict) as error:
+            return report.model_copy(update={"rejection_reason": _reason_of(error)})
         return report.model_copy(update={"human_approval_required": True})
 
     async def _make(self, call: Call, tool: Tool, report: Report, approval: bytes | None) -> Report:
@@ -249,8 +251,6 @@ class Intermediary:
         try:
             output = await self._gate.execute(call, dry_run, report.attestation.to_bytes(), approval, run)
             clean = await self._clean(call.proposal.tool_call_id, output)
-        except ToolBlocked as error:
-            return report.model_copy(update={"rejection_reason": error.reason})
         except GnusError as error:
             return report.model_copy(update={"rejection_reason": _reason_of(error)})
         second = self._signed(
@@ -285,4 +285,4 @@ def _line(finding: Finding) -> str:
 
 
 def _reason_of(error: GnusError) -> str:
-    return error.reason if isinstance(error, ToolBlocked) else f"{error.code.upper()}"
+    return error.reason if isinstance(error, ToolBlocked) else error.code.upper()

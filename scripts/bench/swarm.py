@@ -1,7 +1,7 @@
 """What a swarm costs and how fast it heals: start, remote hop, decode over a peer, failover,
 many chats, idling, many nodes.
 
-    python scripts/bench/swarm.py [start hop decode failover chats idle devnet] [--rounds N] [--nodes N]
+    python scripts/bench/swarm.py [start hop decode failover lost chats idle devnet] [--rounds N] [--nodes N]
 
 Local and remote are interleaved within one run and asked of the same engine; figures are printed raw. ``idle`` counts
 the bytes on the wire where a namespace lab is possible (root), and says so where it is not.
@@ -169,6 +169,31 @@ def failover(rounds: int, _: int) -> dict[str, Any]:
                 worker.until(lambda worker=worker: _engines(worker) == 2, "has both profiles")
             made.first.await_usable(2)
     return {"rounds": rounds, "identical": identical, "ends": ends, "longest_gap_s": record.spread(gaps)}
+
+
+def lost(rounds: int, _: int) -> dict[str, Any]:
+    """kill -9 of the only worker in the middle of an answer: seconds until the stream ends, and how."""
+    seconds, ends = [], Counter[str]()
+    with nodes() as made:
+        made.found()
+        worker = made.join("worker", env=ONE_THREAD)
+        worker.await_ready()
+        made.first.await_usable(1)
+        made.first.await_answer()
+        for _ in range(rounds):
+            killed: list[float] = []
+
+            def kill(_: Any, killed: list[float] = killed) -> None:
+                worker.kill()
+                killed.append(time.monotonic())
+
+            seen = stream(made.first, chat(max_tokens=240), at=8, then=kill)
+            seconds.append(seen.ended - killed[0])
+            ends[f"{seen.end} {seen.error.get('code', '')}"] += 1
+            worker.restart()
+            made.first.await_usable(1)
+            made.first.await_answer()
+    return {"ends": ends, "ended_after_s": record.spread(seconds, 3)}
 
 
 def _engines(member: Member) -> int:
@@ -368,6 +393,7 @@ BENCHES: dict[str, Callable[[int, int], dict[str, Any]]] = {
     "hop": hop,
     "decode": decode,
     "failover": failover,
+    "lost": lost,
     "chats": chats,
     "idle": idle,
     "devnet": devnet,

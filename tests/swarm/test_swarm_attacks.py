@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import socket
 import struct
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 
 import psutil
 import pytest
 import trio
 
 from gnusnode.errors import GnusError
-from gnusnode.identity import NodeIdentity
-from gnusnode.net.p2p.options import NetOptions
-from gnusnode.net.port import Net
+from tests.swarm.evil import connected, knock
 from tests.swarm.swarmlab import Member, Swarm, free_port, swarm
 
 pytestmark = pytest.mark.timeout(180)
@@ -49,12 +46,6 @@ def target(lab: Swarm) -> Iterator[Member]:
     honest.restart()
     first.await_usable(1)
     honest.await_usable(1)
-
-
-def knock(target: Member) -> socket.socket:
-    """A connection to the port for peers."""
-    port = int(target.listen.rsplit("/", 1)[1])
-    return socket.create_connection(("127.0.0.1", port), timeout=5)
 
 
 # --- anybody ----------------------------------------------------------------------------------------------------------
@@ -128,18 +119,6 @@ def evil(lab: Swarm) -> Member:
     lab.first.until(lambda: made.peer_id in lab.first.peers(), "knows the member")
     made.stop()
     return made
-
-
-@contextlib.asynccontextmanager
-async def connected(evil: Member, target: Member) -> AsyncIterator[Net]:
-    """The attacker's own endpoint, connected to the target, without a hello."""
-    from gnusnode.net.p2p.host import open_net  # loads libp2p: only when such a test runs
-
-    key = json.loads((evil.home / "swarm" / "swarm.json").read_text())["network_key"]
-    options = NetOptions(listen=(), network_key=bytes.fromhex(key))
-    async with open_net(NodeIdentity.load(evil.home / "key").seed, options) as net:
-        await net.connect(target.peer_id, [target.address])
-        yield net
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)

@@ -174,7 +174,7 @@ def _walk_to_parent(place: Place) -> Generator[int]:
                 current = below
                 if os.fstat(current).st_dev != device:
                     raise _escapes(place, "another file system is mounted on the way")
-        except BaseException:
+        except BaseException:  # whatever it was, the descriptor must not leak; it is raised on
             os.close(current)
             raise
     try:

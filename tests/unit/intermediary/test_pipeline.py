@@ -33,6 +33,7 @@ from gnusnode.policy.labels import Confidentiality, Width
 from gnusnode.policy.sinks import Authors, Effect, Output, Sink, SinkKind, ToolDescription
 from gnusnode.policy.sources import Source, SourceKind
 from gnusnode.store.db import open_store
+from roles.intermediary import pipeline
 from roles.intermediary.approvals import ApprovalDesk
 from roles.intermediary.call import Call
 from roles.intermediary.gate import Gate
@@ -190,6 +191,27 @@ async def test_a_call_that_changes_something_waits_for_a_person_and_runs_after_t
         again = await here.intermediary.carry_on(of.key)
         assert again.rejection_reason == "ALREADY_EXECUTED"
         assert len(tool.ran) == 1
+
+
+async def test_a_person_is_asked_once_and_never_about_more_than_can_be_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tool = Page(Effect.WRITE)
+    async with house(tmp_path, tool) as here:
+        assert (await here.intermediary.propose(proposal(), SAID)).human_approval_required
+        assert (await here.intermediary.propose(proposal(), SAID)).rejection_reason == "CONFLICT"
+        monkeypatch.setattr(pipeline, "MAX_WORDS", 10)
+        report = await here.intermediary.propose(proposal(request=2), SAID)
+        assert (report.rejection_reason, report.human_approval_required) == ("TOO_LONG_TO_SHOW", False)
+        assert len(here.desk.waiting()) == 1
+    assert tool.ran == []
+
+
+def test_a_copy_of_a_call_with_other_arguments_has_another_hash() -> None:
+    of = proposal()
+    other = of.proposal.model_copy(update={"arguments": {"url": "https://example.org/other"}})
+    before = of.args_hash
+    assert of.model_copy(update={"proposal": other}).args_hash != before
 
 
 async def test_after_a_no_nothing_runs(tmp_path: Path) -> None:
